@@ -161,10 +161,10 @@ def head(words: int, device: str) -> None:
 def norms_and_rope(device: str) -> None:
     """Queries and keys behind tokens, with tables of pairs."""
     tables = torch.randn(2, 1, 20, 32, device=device).to(BF16)
-    weights = torch.randn(2, 64, device=device, requires_grad=True)
+    heads = [torch.randn(2, 20, count, 64, device=device).to(BF16) for count in (6, 2)]
     both_ways(
-        lambda q, k: onepass.functional.qk_norm_rope(q.transpose(1, 2), k.transpose(1, 2), *weights, *tables),
-        [torch.randn(2, 20, heads, 64, device=device).to(BF16) for heads in (6, 2)],
+        lambda q, k, *weights: onepass.functional.qk_norm_rope(q.transpose(1, 2), k.transpose(1, 2), *weights, *tables),
+        [*heads, *torch.randn(2, 64, device=device)],
     )
 
 

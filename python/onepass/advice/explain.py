@@ -101,8 +101,10 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
                 calls.add(call)
                 explained.operators += its
                 explained.lines.append(advice)
-    found = {chain: again for graph, again in graphs.items() for chain in lines_of(graph, profile, training)}
-    by_node = {node: chain.line for chain in found for node in chain.nodes}
+    found = {
+        chain: again for graph, again in graphs.items() for chain in lines_of(graph, profile, training, nested=again)
+    }
+    by_node = {node: chain.line for chain in found for node in chain.nodes - prices.left_to_pytorch(chain)}
     for part in parts(gm, profile, training):
         if part.node not in calls:
             explained.operators.append(_operator(part, by_node.get(part.node), profile))
@@ -141,7 +143,8 @@ def bound_of(price: Price, profile: Profile) -> tuple[str, str]:
 
 def _advice(chain: Chain, profile: Profile, training: bool, again: bool) -> Advice:
     """`again`: forward runs once more before backward."""
-    before, after = prices.of_chain(chain, profile, training), prices.of_line(chain, profile, training)
+    whole = not prices.left_to_pytorch(chain)
+    before, after = (price(chain, profile, training, whole=whole) for price in (prices.of_chain, prices.of_line))
     if again:
         before, after = ((forward, backward + forward) for forward, backward in (before, after))
     saved = saved_by(chain.nodes) if training else 0
@@ -203,9 +206,16 @@ def _reason_of_head(head: Head, profile: Profile, training: bool) -> str:
 
 
 def _saved_by_line(chain: Chain) -> int:
-    words = [word for word in chain.words if about(word).kind != "contraction"]
-    value = value_of(chain.result)
-    return _parse(" | ".join(words)).cost(sizes(value), value.dtype).saved_bytes
+    """Without the contraction's matrix."""
+    parts: list[list[str]] = [[]]
+    for word in chain.words:
+        if about(word).kind == "contraction":
+            parts.append([])
+        elif about(word).kind != "keep" or parts[-1]:
+            parts[-1].append(word)
+    tensors = [value_of(chain.result if i or len(parts) == 1 else chain.x) for i in range(len(parts))]
+    lines = [(_parse(" | ".join(words)), of) for words, of in zip(parts, tensors) if words]
+    return sum(line.cost(sizes(of), of.dtype).saved_bytes for line, of in lines)
 
 
 def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> str:

@@ -33,7 +33,7 @@ def saved_by(nodes: Iterable[fx.Node]) -> int:
             others += saved.others * _numbers(value_of(node)) * value_of(node).itemsize
         elif op.name in RESULT:
             held.add(node)
-        elif op.name in INPUT:
+        elif op.name in INPUT or op.name == "linear" and value_of(op.arguments[1]).requires_grad:
             held |= set(tensors[:1])
         elif op.name in ("mul", "div") and len([a for a in op.arguments if is_tensor(a)]) == 2:
             held |= set(tensors)

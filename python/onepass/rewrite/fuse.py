@@ -28,12 +28,12 @@ from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_s
 from onepass.rewrite.groups import Groups, group_norms, put_groups
 from onepass.rewrite.heads import Head, heads, put_head
 from onepass.rewrite.inputs import by_memory, copied
-from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
+from onepass.rewrite.linear import begins_in_cache, name_linear, with_less_held, with_linear_layers
 from onepass.rewrite.linears import join_linears
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
-from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
+from onepass.rewrite.rewriter import CASTS, put_lines, rejoin_biases, remove_casts, separate_biases, separate_casts
 from onepass.rewrite.sharded import between_hooks, is_sharded
 from onepass.rewrite.shared_masks import share_masks
 from onepass.rewrite.stacks import join_pieces, turn_pieces
@@ -64,8 +64,8 @@ def gain_behind_products(chain: Chain, profile: Profile, training: bool, then: s
 
 
 def is_joined(chain: Chain) -> bool:
-    """Whether a norm and the linear layer behind it are one line, which `with_linear_layers` has decided."""
-    return chain.has("row") and chain.has_linear
+    """Whether a chain and the linear layer behind it are one line, which has been decided."""
+    return chain.has_linear and about(chain.words[0]).kind != "contraction"
 
 
 def is_plain(chain: Chain) -> bool:
@@ -78,12 +78,15 @@ def is_for_us(chain: Chain) -> bool:
     return chain.has("row", "dropout")
 
 
-def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
-    """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
+def lines_of(
+    graph: fx.Graph, profile: Profile, training: bool, then: str = "eager", nested: bool = False
+) -> list[Chain]:
+    """The lines that a graph is worth; `nested`: that of a checkpointed block, which holds nothing. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
     if changes_shapes(graph):
         return []
     leave_apart(graph)
+    remove_casts(graph)
     open_encoder_layers(graph)
     join_pieces(graph)
     turn_pieces(graph)
@@ -101,7 +104,8 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     order = Order(graph)
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
     found = with_linear_layers(graph, found, device_of(graph), profile, training)
-    return apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
+    found = apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
+    return with_less_held(graph, found) if training and then == "eager" and not nested else found
 
 
 def groups_of(graph: fx.Graph, profile: Profile, training: bool) -> list[Groups]:
@@ -156,7 +160,7 @@ def rewrite(
     for groups in groups_of(graph, profile, training):
         said = Fused.of_groups(groups, profile, training)
         done += [said] if put_groups(graph, groups, instead) is not None else []
-    found = lines_of(graph, profile, training, then)
+    found = lines_of(graph, profile, training, then, nested)
     done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)
     rejoin_biases(graph)
@@ -339,7 +343,6 @@ class _Captured:
         return self.captured(*inputs, **options)
 
 
-CASTS = ("float", "double", "half", "bfloat16", "to", "type")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
@@ -9,13 +10,13 @@ from torch import fx
 
 from onepass.graph.effects import detached
 from onepass.graph.operations import operation, same_shape, sizes, value_of
-from onepass.line import _parse
+from onepass.line import Line, _parse
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain, Order
 from onepass.rewrite.rewriter import BIAS, is_bias
 
-__all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]
+__all__ = ["begins_in_cache", "is_large", "name_linear", "with_less_held", "with_linear_layers"]
 
 
 def name_linear(graph: fx.Graph) -> None:
@@ -90,6 +91,56 @@ def with_linear_layers(
     return [chain for chain in found if id(chain) not in taken] + joined
 
 
+def with_less_held(graph: fx.Graph, found: list[Chain]) -> list[Chain]:
+    """For training: chains joined with the one linear layer that would hold their result for the gradient of its
+    weight. Backward of the line makes that result again beside the gradients, from what it reads in any case: one
+    tensor less is held for a write more. Other layers that take it may stand beside this one if their weights are
+    fixed, as those that adapters (LoRA) belong to."""
+    order = Order(graph)
+    begun = {chain.x for chain in found}
+    joined = []
+    for chain in found:
+        longer = _with_its_holder(chain, begun)
+        placed = longer is not None and order.place(longer) is not None
+        joined.append(longer if placed else chain)
+    return joined
+
+
+def _with_its_holder(chain: Chain, begun: set[fx.Node]) -> Chain | None:
+    """A chain with the linear layer that holds its result; `begun`: what others begin with."""
+    value, layers = value_of(chain.result), [_layer(user) for user in chain.result.users]
+    if chain.orders or chain.has("contraction", "ending") or not all(layers) or not is_large(value):
+        return None
+    if any(layer.x is not chain.result for layer in layers):
+        return None
+    holders = [layer for layer in layers if value_of(layer.operands[0]).requires_grad]
+    if len(holders) != 1:
+        return None
+    (holder,), shared = holders, len(layers) > 1
+    holder = replace(holder, words=(prices.PYTORCHS, *holder.words[1:]))
+    kept = replace(chain, words=(*chain.words, "keep"), results=(chain.result, *chain.results[1:], chain.result))
+    joined = _joined(kept if shared else chain, holder)
+    if not joined.is_line or not _reads_as_much(_parse(chain.line), _parse(joined.line)):
+        return None
+    return joined if holder.result in begun else _with_bias(joined)
+
+
+def is_large(value: torch.Tensor) -> bool:
+    """Whether not to hold it is worth that backward makes it again."""
+    return not any(isinstance(size, torch.SymInt) for size in value.shape) and value.nbytes >= LARGE
+
+
+LARGE = 1 << 22
+"""Bytes. A smaller tensor is not missed, and models of such wait for the host."""
+
+
+def _reads_as_much(line: Line, joined: Line) -> bool:
+    """Whether the joined line's backward reads nothing that the line's own does not."""
+    before = (line.reads_x, *line.reads_operands)
+    behind = (joined.reads_x or joined.x_for_weight, *map(max, joined.reads_operands, joined.operands_for_weight))
+    return all(map(operator.le, behind, before))
+
+
 def _gains(chain: Chain, profile: Profile, training: bool) -> bool:
     return prices.is_worth_it(*prices.decision(chain, profile, training))
 
@@ -127,10 +178,16 @@ def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     if behind is not None and set(users) <= behind.nodes and len(behind.results) == 1:
         whole = _joined(chain, behind)
         return whole if whole.is_line else None
-    if len(users) == 1 and BIAS in users[0].meta:
-        bias, shape = users[0], value_of(users[0]).shape
-        return _joined(chain, Chain(("bias",), product, (bias.args[1],), (bias,), frozenset({bias}), (shape,)))
-    return chain
+    return _with_bias(chain)
+
+
+def _with_bias(chain: Chain) -> Chain:
+    """A chain that ends with a linear layer, with the bias that was separated from it; as it is where there is none."""
+    product, users = chain.result, list(chain.result.users)
+    if len(users) != 1 or BIAS not in users[0].meta:
+        return chain
+    bias, shape = users[0], value_of(users[0]).shape
+    return _joined(chain, Chain(("bias",), product, (bias.args[1],), (bias,), frozenset({bias}), (shape,)))
 
 
 def _joined(chain: Chain, behind: Chain) -> Chain:

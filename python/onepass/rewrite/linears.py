@@ -8,18 +8,30 @@ import torch
 from torch import Tensor, fx
 
 from onepass.autograd import differentiable, is_transformed
+from onepass.call import fused, runs_on_cpu
 from onepass.graph.operations import is_contiguous, is_tensor, operation, value_of
+from onepass.line import _parse
 from onepass.rewrite.find.chains import Order
-from onepass.rewrite.rewriter import is_bias
+from onepass.rewrite.linear import is_large
+from onepass.rewrite.rewriter import is_bias, item
 
 __all__ = ["join_linears", "linears"]
 
 
-def linears(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+def linears(
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor | None, ...],
+    line: str = "",
+    given: tuple[Tensor, ...] = (),
+) -> tuple[Tensor, ...]:
     """`torch.nn.functional.linear(x, weight, bias)` of each weight. In backward the gradients of x are added up in the
-    products that give them, and that of a bias is a sum over rows by a kernel of ours."""
+    products that give them, and that of a bias is a sum over rows by a kernel of ours. Where a line has made x of what
+    is given, and holds that, x is not held: backward makes it again."""
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()) and differentiable() is not None:
-        return tuple(torch.ops.onepass.linears.default(x, weights, biases))
+        if line and x.is_cpu and not runs_on_cpu(_parse(line), given[1:]):
+            line, given = "", ()
+        return tuple(torch.ops.onepass.linears.default(x, weights, biases, line, given))
     return tuple(torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases))
 
 
@@ -88,8 +100,9 @@ def _join(order: Order, alike: list[fx.Node]) -> None:
         return
     x, weights, biases = layers[0][0], *zip(*((weight, bias) for _, weight, bias in layers))
     graph = order.graph
+    made_by = made_of(x) if set(x.users) <= {*alike} and is_large(value_of(x)) else ()
     with graph.inserting_before(alike[0]):
-        call = graph.call_function(linears, (x, weights, biases))
+        call = graph.call_function(linears, (x, weights, biases, *made_by))
         call.meta = {"example_value": tuple(value_of(node) for node in alike)}
         for i, node in enumerate(alike):
             result = graph.call_function(operator.getitem, (call, i))
@@ -97,3 +110,37 @@ def _join(order: Order, alike: list[fx.Node]) -> None:
             node.replace_all_uses_with(result)
     for node in alike:
         graph.erase_node(node)
+
+
+def made_of(node: fx.Node) -> tuple[str, tuple[fx.Node, ...]] | tuple[()]:
+    """A line that makes a tensor again of what the line that has made it holds for backward, and what this takes;
+    nothing where there is none."""
+    call, index = (node.args[0], node.args[1]) if node.target is item else (node, 0)
+    if call.target is not fused or index != 0 or call.kwargs:
+        return ()
+    text, *taken = call.args
+    line = _parse(text)
+    if line.has_dropout or line.weight is not None or line.scores or line.group or any(line.numbers):
+        return ()
+    words = [str(word) for word in line.words]
+    source, behind = line.resumes_from, len(words) - words[::-1].index("keep") if "keep" in words else 0
+    if behind and source != line.keeps or not behind and not line.reads_x:
+        return ()
+    own = [i for i, keeps in enumerate(line.keeps_before) if not behind or keeps == line.keeps]
+    if any(line.reads_operands[i] is False and i in line.tensor_operands for i in own):
+        return ()
+    if not words[behind:]:
+        return ()
+    first = _kept(call, source, node) if behind else taken[0]
+    return " | ".join(words[behind:]), (first, *(taken[1 + i] for i in own))
+
+
+def _kept(call: fx.Node, index: int, like: fx.Node) -> fx.Node:
+    """A value that a line keeps, which others may need as well."""
+    for user in call.users:
+        if user.target is item and user.args[1] == index:
+            return user
+    with call.graph.inserting_after(call):
+        made = call.graph.call_function(item, (call, index))
+    made.meta = {"example_value": value_of(like)}
+    return made

@@ -20,7 +20,7 @@ from onepass.rewrite.heads import Head
 from onepass.word import about
 
 __all__ = [
-    *("decision", "has_own_product", "is_worth_it", "joined_gradients"),
+    *("PYTORCHS", "decision", "has_own_product", "is_worth_it", "joined_gradients", "left_to_pytorch"),
     *("of_chain", "of_groups", "of_head", "of_line"),
 ]
 
@@ -119,11 +119,20 @@ def of_line(
 
 
 PRODUCTS = ("linear", "addmm", "matmul")
+PYTORCHS = "linear(unfused)"
+"""A layer whose call takes PyTorch's product, and need not look for a better way."""
+
+
+def left_to_pytorch(chain: Chain) -> set[fx.Node]:
+    """The linear layer of a line that names PyTorch's product."""
+    if PYTORCHS not in chain.words:
+        return set()
+    return {node for node in chain.nodes if (op := operation(node)) is not None and op.name in PRODUCTS}
 
 
 def _beside(chain: Chain) -> list[fx.Node]:
-    """Views, and the products of attention; the product of `linear` is the line's own."""
-    linear = chain.has_linear
+    """Views, and the products of attention; the product of `linear` is the line's own, if it does not say otherwise."""
+    linear = chain.has_linear and PYTORCHS not in chain.words
     names = MOVING if linear else (*MOVING, *PRODUCTS)  # beside a line, too: some copy
     return [node for node in chain.nodes if (op := operation(node)) is not None and op.name in names]
 

@@ -14,7 +14,10 @@ from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
 
-__all__ = ["as_result", "is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
+__all__ = [
+    *("CASTS", "as_result", "is_bias", "item", "put_lines", "rejoin_biases", "remove_casts"),
+    *("separate_biases", "separate_casts"),
+]
 
 BIAS = "onepass_bias"
 """Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
@@ -36,6 +39,23 @@ def separate_biases(graph: fx.Graph) -> None:
         product.meta, total.meta = dict(node.meta), {**node.meta, BIAS: True}
         node.replace_all_uses_with(total)
         graph.erase_node(node)
+
+
+def remove_casts(graph: fx.Graph) -> None:
+    """Puts a tensor in the place of its casts to the dtype and device that it has, which give the tensor itself."""
+    for node in list(graph.nodes):
+        if node.op != "call_method" or node.target not in CASTS or node.kwargs.get("copy") or not is_tensor(node):
+            continue
+        source, kwargs = node.args[0], {*node.kwargs} - {"dtype", "device", "non_blocking"}
+        if len(node.args) > 2 or kwargs or not is_tensor(source):  # noqa: PLR2004
+            continue
+        value, before = value_of(node), value_of(source)
+        if (value.dtype, value.device) == (before.dtype, before.device):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 
 
 def separate_casts(graph: fx.Graph) -> None:
@@ -156,7 +176,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     for i, (node, value) in enumerate(zip(chain.results, values)):
         result = call
         if not one:
-            result = after = _behind(graph, after, given[i], "call_function", _item, (call, i))
+            result = after = _behind(graph, after, given[i], "call_function", item, (call, i))
             if given[0].requires_grad and not given[i].requires_grad:  # what is behind it makes the line's results so
                 before = [n for n, keeps in zip(call.args[2:], keeps_before) if keeps < i]
                 taken = (result, (call.args[1], *before))
@@ -254,7 +274,8 @@ class _AsResult(torch.autograd.Function):
         return _seen(tangent, ctx.order, ctx.shape)
 
 
-def _item(results: tuple[Tensor, ...], index: int) -> Tensor:
+def item(results: tuple[Tensor, ...], index: int) -> Tensor:
+    """Of a line that has several."""
     return results[index]
 
 

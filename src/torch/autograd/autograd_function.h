@@ -391,7 +391,7 @@ TORCH_LIBRARY_FRAGMENT(onepass, m) {
       torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable)));
   m.def("joined(Tensor[] all) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::joined)));
-  m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+  m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases, str line, Tensor[] given) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::linears)));
 }
 

@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <bit>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "src/torch/autograd/operators.h"
@@ -30,12 +32,17 @@ inline Tensor sum_of_rows(const Tensor& gradient) {
   return run_backward(call, gradient, saved_tensors(call, nothing, 1), types, wanted)[0];
 }
 
+std::vector<Tensor> differentiable(at::TensorList tensors, std::string_view line, const optional_tensor& state,
+                                   std::int64_t count, std::int64_t own, bool stack);
+
 // linear(x, weight, bias) of each weight. Their gradients of x are added up in the products themselves, where autograd
 // would add up tensors: each but the first reads x's gradient once more, in place of two reads, a write and a kernel.
-// Saved for backward, as by PyTorch's: x where a weight has a gradient, and weights where x has one.
+// Saved for backward, as by PyTorch's: x where a weight has a gradient, and weights where x has one. Where `line` makes
+// x, what it is made of is saved in x's place: that line's own backward holds it in any case.
 struct Linears : torch::autograd::Function<Linears> {
-  // tensors: x, the weights, then the biases that there are, of the weights in `with`.
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, std::int64_t count, std::int64_t with) {
+  // tensors: x, the weights, the biases that there are, of the weights in `with`, then what `line` takes.
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, std::int64_t count, std::int64_t with,
+                               const std::string& line) {
     const at::AutoDispatchBelowADInplaceOrView below;
     variable_list results;
     auto bias = static_cast<std::size_t>(count) + 1;
@@ -45,10 +52,12 @@ struct Linears : torch::autograd::Function<Linears> {
     }
     const at::TensorList weights = tensors.slice(1, static_cast<std::size_t>(count));
     const bool saves_x = std::any_of(weights.begin(), weights.end(), [](const Tensor& w) { return w.requires_grad(); });
-    variable_list saved{saves_x ? tensors[0] : Tensor()};
+    variable_list saved{saves_x && line.empty() ? tensors[0] : Tensor()};
     for (const Tensor& weight : weights) saved.push_back(tensors[0].requires_grad() ? weight : Tensor());
+    for (const Tensor& t : tensors.slice(bias)) saved.push_back(saves_x ? t : Tensor());
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["with"] = with;
+    ctx->saved_data["line"] = line;
     ctx->set_materialize_grads(false);
     return results;
   }
@@ -62,13 +71,20 @@ struct Linears : torch::autograd::Function<Linears> {
   }
 
  private:
+  // x, as it was saved, or made again.
+  static Tensor input(const AutogradContext& ctx, const variable_list& saved, std::size_t weights) {
+    const std::string& line = ctx.saved_data.at("line").toStringRef();
+    const at::TensorList given = at::TensorList(saved).slice(1 + weights);
+    if (line.empty()) return saved[0];
+    return differentiable(given, line, std::nullopt, 0, 0, false)[0];
+  }
+
   static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream,
                                  const variable_list& saved) {
     const std::int64_t with = ctx.saved_data.at("with").toInt();
-    const Tensor& x = saved[0];
     const std::size_t count = upstream.size();
     variable_list results(1 + count);
-    Tensor of_x;
+    Tensor of_x, x;
     std::vector<std::int64_t> sizes;  // of x
     for (std::size_t i = 0; i < count; ++i) {
       const bool has_bias = (with >> i & 1) != 0;
@@ -83,16 +99,21 @@ struct Linears : torch::autograd::Function<Linears> {
         else if (at::GradMode::is_enabled()) of_x = of_x.addmm(dy, weight);
         else of_x.addmm_(dy, weight);
       }
-      if (ctx.needs_input_grad(i + 1)) results[i + 1] = dy.t().mm(x.reshape({-1, x.size(-1)}));
+      if (ctx.needs_input_grad(i + 1)) {
+        if (!x.defined()) x = input(ctx, saved, count);
+        results[i + 1] = dy.t().mm(x.reshape({-1, x.size(-1)}));
+      }
       if (has_bias && ctx.needs_input_grad(bias)) results[bias] = sum_of_rows(dy);
     }
     if (of_x.defined()) results[0] = of_x.view(sizes);
-    results.resize(results.size() + 2);  // of the numbers
+    results.resize(1 + count + static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(with))) +
+                   (saved.size() - 1 - count) + 3);  // of what the line takes, the numbers and the line
     return results;
   }
 };
 
-inline std::vector<Tensor> linears(const Tensor& x, at::TensorList weights, const c10::List<optional_tensor>& biases) {
+inline std::vector<Tensor> linears(const Tensor& x, at::TensorList weights, const c10::List<optional_tensor>& biases,
+                                   c10::string_view line, at::TensorList given) {
   TORCH_CHECK(weights.size() == biases.size() && weights.size() < 64,
               "onepass: linears() takes a bias, or None, for each of at most 63 weights");
   const c10::DeviceType device = x.device().type();
@@ -109,7 +130,9 @@ inline std::vector<Tensor> linears(const Tensor& x, at::TensorList weights, cons
     tensors.push_back(cast(*bias));
     with |= std::int64_t{1} << i;
   }
-  return Linears::apply(at::TensorList(tensors), static_cast<std::int64_t>(weights.size()), with);
+  const std::string made_by = tensors[0].is_same(x) ? std::string(line) : std::string();
+  if (!made_by.empty()) tensors.insert(tensors.end(), given.begin(), given.end());
+  return Linears::apply(at::TensorList(tensors), static_cast<std::int64_t>(weights.size()), with, made_by);
 }
 
 }  // namespace onepass::autograd

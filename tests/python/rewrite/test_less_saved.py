@@ -1,4 +1,4 @@
-"""What a fused model holds for backward: a sum, not all that was added."""
+"""What a fused model holds for backward: a sum, not all that was added, and not what backward can make again."""
 
 import copy
 
@@ -9,8 +9,9 @@ from torch import nn
 
 import onepass
 from onepass.bench.cases import saved_bytes
+from onepass.rewrite.linears import linears
 
-WIDTH = 512
+WIDTH, ROWS = 512, 4096  # a tensor of float32 is large
 
 
 class Adapted(nn.Module):
@@ -44,7 +45,7 @@ def test_a_sum_of_products(device, looks):
     model = Gated(looks).to(device)
     fused = copy.deepcopy(model)
     onepass.fuse(fused, device="h200")
-    x = torch.randn(4096, WIDTH, device=device)
+    x = torch.randn(ROWS, WIDTH, device=device)
     ours, expected = fused(x), model(x)
     before, after = saved_bytes(lambda: model(x)), saved_bytes(lambda: fused(x))
     lines = [line.line for graph in onepass.report(fused).graphs for line in graph]
@@ -57,3 +58,112 @@ def test_a_sum_of_products(device, looks):
     parameters = [[p for p in m.parameters() if p.requires_grad] for m in (model, fused)]
     want = torch.autograd.grad(total(expected), parameters[0])
     torch.testing.assert_close(torch.autograd.grad(total(ours), parameters[1]), want, rtol=1e-3, atol=1e-6)
+
+
+class Mlp(nn.Module):
+    """A norm, one layer or two that take it, an activation, and the layer behind that. looks: whether somebody else
+    sees what the last layer takes."""
+
+    def __init__(self, kind="gated", bias=False, looks=False, adapted=False):
+        super().__init__()
+        self.kind, self.looks, self.adapted = kind, looks, adapted
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-6)
+        self.first = nn.Linear(WIDTH, WIDTH, bias=bias)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=bias) if kind == "gated" else None
+        self.last = nn.Linear(WIDTH, WIDTH // 2, bias=bias)
+        self.beside = nn.Linear(WIDTH, WIDTH // 2, bias=False).requires_grad_(False) if adapted else None
+
+    def forward(self, x):
+        y = self.norm(x)
+        hidden = F.silu(self.first(y)) * self.second(y) if self.kind == "gated" else F.gelu(self.first(y))
+        result = self.last(hidden)
+        if self.adapted:
+            result = result + self.beside(hidden)
+        return (result, hidden.cumsum(-1)) if self.looks else result
+
+
+def trained(model, x):
+    """Results, and the gradients of all that has one."""
+    generator = torch.Generator().manual_seed(1)
+    results = model(x)
+    results = results if isinstance(results, tuple) else (results,)
+    loss = sum((r * torch.randn(r.shape, generator=generator).to(r)).sum() for r in results)
+    return [*results, *torch.autograd.grad(loss, [x, *(p for p in model.parameters() if p.requires_grad)])]
+
+
+def lines_in(model):
+    return [line.line for graph in onepass.report(model).graphs for line in graph]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "fewer"),
+    [
+        ({}, ["rms_norm(1e-06) | scale", "gate(silu) | linear(unfused)"], 2),
+        ({"bias": True}, ["rms_norm(1e-06) | scale", "bias | gate(silu) | linear(unfused) | bias"], 2),
+        (
+            {"kind": "gelu", "bias": True},
+            ["rms_norm(1e-06) | scale | linear(unfused)", "bias | gelu | linear(unfused) | bias"],
+            2,
+        ),
+        ({"adapted": True}, ["rms_norm(1e-06) | scale", "gate(silu) | keep | linear(unfused)"], 2),
+        ({"looks": True}, ["rms_norm(1e-06) | scale", "gate(silu)"], 1),
+    ],
+    ids=str,
+)
+def test_what_backward_makes_again(device, options, lines, fewer):
+    """`fewer`: tensors of x's size that are not held."""
+    torch.manual_seed(0)
+    model = Mlp(**options).to(device)
+    fused = onepass.fuse(copy.deepcopy(model), device="h200")
+    x = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
+    for ours, theirs in zip(trained(fused, x), trained(model, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+    assert lines_in(fused) == lines
+    before, after = saved_bytes(lambda: model(x)), saved_bytes(lambda: fused(x))
+    assert after <= before - (fewer - 0.1) * x.nbytes  # a row's numbers and columns are held, too
+
+
+def test_small_tensors_and_checkpointed_blocks_are_held_as_they_were(device):
+    model = Mlp().to(device)
+    fused = onepass.fuse(copy.deepcopy(model), device="h200")
+    fused(torch.randn(8, WIDTH, device=device)).sum().backward()
+    assert not any("linear" in line for line in lines_in(fused))
+
+    def block(x):
+        return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+
+    block = onepass.fuse(block, device="h200")
+    block(torch.randn(ROWS, WIDTH, device=device)).sum().backward()
+    assert "gate(silu)" in lines_in(block)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_layers_that_take_one_line(device, kept):
+    """Its result is made again of x, or of the sum that it keeps."""
+    torch.manual_seed(0)
+    x, r, g, *weights = (
+        torch.randn(s, device=device, dtype=torch.float64) for s in ((5, 8), (5, 8), 8, (3, 8), (4, 8))
+    )
+    line = "add | keep | rms_norm(1e-6) | scale" if kept else "rms_norm(1e-6) | scale"
+
+    def ours(x, r, g, *weights):
+        if kept:
+            y, total = onepass.fused(line, x, r, g)
+        else:
+            y, total = onepass.fused(line, x, g), x
+        return (*linears(y, weights, (None, None), "rms_norm(1e-6) | scale", (total, g)), total)
+
+    def expected(x, r, g, *weights):
+        total = x + r if kept else x
+        y = F.rms_norm(total, (8,), g, 1e-6)
+        return (*(F.linear(y, w) for w in weights), total)
+
+    given = [t.requires_grad_() for t in (x, r, g, *weights)]
+    torch.testing.assert_close(ours(*given), expected(*given))
+    assert torch.autograd.gradcheck(ours, given)
+    assert torch.autograd.gradgradcheck(ours, given)
+    held: list[torch.Tensor] = []
+    y, total = onepass.fused(line, x, r, g) if kept else (onepass.fused(line, x, g), x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+        linears(y, weights, (None, None), "rms_norm(1e-6) | scale", (total, g))
+    assert not any(t.data_ptr() == y.data_ptr() for t in held) and any(t.data_ptr() == total.data_ptr() for t in held)
