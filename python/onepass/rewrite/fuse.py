@@ -81,8 +81,9 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(
     graph: fx.Graph, profile: Profile, training: bool, then: str = "eager", nested: bool = False
 ) -> list[Chain]:
-    """The lines that a graph is worth; `nested`: that of a checkpointed block, which holds nothing. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
-    with its bias and its casts, is several nodes afterwards."""
+    """The lines that a graph is worth; `nested`: that of a checkpointed block, which holds nothing. Prepares the graph
+    for them: what PyTorch does in one kernel, a linear layer with its bias and its casts, is several nodes
+    afterwards."""
     if changes_shapes(graph):
         return []
     leave_apart(graph)
