@@ -97,24 +97,24 @@ def with_less_held(graph: fx.Graph, found: list[Chain]) -> list[Chain]:
     tensor less is held for a write more. Other layers that take it may stand beside this one if their weights are
     fixed, as those that adapters (LoRA) belong to."""
     order = Order(graph)
-    begun = {chain.x for chain in found}
+    claimed = {node for chain in found for node in chain.nodes}
     joined = []
     for chain in found:
-        longer = _with_its_holder(chain, begun)
+        longer = _with_its_holder(chain, claimed)
         placed = longer is not None and order.place(longer) is not None
         joined.append(longer if placed else chain)
     return joined
 
 
-def _with_its_holder(chain: Chain, begun: set[fx.Node]) -> Chain | None:
-    """A chain with the linear layer that holds its result; `begun`: what others begin with."""
+def _with_its_holder(chain: Chain, claimed: set[fx.Node]) -> Chain | None:
+    """A chain with the linear layer that holds its result, and the bias of that, if they are not claimed by others."""
     value, layers = value_of(chain.result), [_layer(user) for user in chain.result.users]
     if chain.orders or chain.has("contraction", "ending") or not all(layers) or not is_large(value):
         return None
     if any(layer.x is not chain.result for layer in layers):
         return None
     holders = [layer for layer in layers if value_of(layer.operands[0]).requires_grad]
-    if len(holders) != 1:
+    if len(holders) != 1 or holders[0].result in claimed:
         return None
     (holder,), shared = holders, len(layers) > 1
     holder = replace(holder, words=(prices.PYTORCHS, *holder.words[1:]))
@@ -122,7 +122,7 @@ def _with_its_holder(chain: Chain, begun: set[fx.Node]) -> Chain | None:
     joined = _joined(kept if shared else chain, holder)
     if not joined.is_line or not _reads_as_much(_parse(chain.line), _parse(joined.line)):
         return None
-    return joined if holder.result in begun else _with_bias(joined)
+    return joined if claimed & {*joined.result.users} else _with_bias(joined)
 
 
 def is_large(value: torch.Tensor) -> bool:

@@ -276,6 +276,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         stack.enter_context(_replaced(attentions, "choose", chosen))
         stack.enter_context(_replaced(losses, "LEAST_LOGITS", 0))
         stack.enter_context(_replaced(linears, "LONG_SUM", 0))
+        stack.enter_context(_replaced(layers, "LARGE", 0))
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))

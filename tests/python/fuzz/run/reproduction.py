@@ -21,13 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass.rewrite import fuse as fusing
-from onepass.rewrite import heads, linears
+from onepass.rewrite import heads, linear, linears
 
 torch.set_default_dtype(torch.float64)
 fusing.gain_of = lambda chain, *_, **__: float(len(chain.nodes))  # whatever a line can say becomes one
 fusing.groups_of = lambda graph, *_: [] if fusing.changes_shapes(graph) else fusing.group_norms(graph)
 heads.LEAST_LOGITS = 0
-linears.LONG_SUM = 0
+linears.LONG_SUM = linear.LARGE = 0
 torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False  # of a module, in torch 2.11
 """
 
