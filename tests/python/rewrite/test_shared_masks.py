@@ -235,3 +235,25 @@ def test_t5_has_two_masks(monkeypatch):
         assert len(masks) == 2
         assert {mask.meta["example_value"].shape[0] for mask in masks} == {1}
         torch.testing.assert_close(gradients(onepass.fuse(step)), expected)
+
+
+def of_sizes(x, weight):
+    for _ in range(2):
+        x = attend(x, torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()) * weight.sum()
+    return x
+
+
+def of_pieces(x, weight):
+    for _ in range(2):
+        first, second = weight.chunk(2, 1)
+        x = attend(x, (first - second).sum() * torch.ones(x.shape[-2], x.shape[-2]))
+    return x
+
+
+@pytest.mark.parametrize("function", [of_sizes, of_pieces])
+def test_what_is_no_tensor_may_be_on_the_way(function):
+    """Sizes, where they change from call to call, and tuples of tensors."""
+    made = onepass.fuse(function)
+    for length in (6, 7, 8):
+        inputs = given(length=length)
+        torch.testing.assert_close(run(made, *inputs), run(function, *inputs))

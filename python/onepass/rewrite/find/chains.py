@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, bodies, effects_of, evaluated, memory_of
@@ -405,7 +406,7 @@ class Order:
     def shows_gradient(self, node: fx.Node, chain: frozenset[fx.Node]) -> bool:
         """Whether somebody may ask for the gradient of a value on the way, which a line does not have as a whole: it is
         a result of the graph, or something unknown sees it. The same holds for what is a view of it."""
-        if not value_of(node).requires_grad:
+        if not any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value_of(node))):
             return False
         memory, queue, seen = self.memory.of(node), [node], set()
         while queue:
