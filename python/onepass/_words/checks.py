@@ -209,7 +209,7 @@ def at_lines(word: Definition, log: str) -> str:
             found.append(f"    {source[int(number) - 1]}")
             if column:
                 found.append(" " * (3 + int(column)) + "^")
-        if re.search(r"\bbool\b", message):
+        if re.search(r"\bto ['\"‘]bool|bool type", message):
             found.append("  a vector has no branch (if, ?:, &&): where(x > 0, yes, no) chooses for each number")
     return "\n".join(found) if found else log
 

@@ -26,7 +26,7 @@ from onepass.rewrite.cuda_graphs import recorded, say_skipped
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.groups import Groups, group_norms, put_groups
-from onepass.rewrite.heads import Head, heads, put_head
+from onepass.rewrite.heads import Head, heads, put_head, without_logits
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_less_held, with_linear_layers
 from onepass.rewrite.linears import join_linears
@@ -64,8 +64,8 @@ def gain_behind_products(chain: Chain, profile: Profile, training: bool, then: s
 
 
 def is_joined(chain: Chain) -> bool:
-    """Whether a chain and the linear layer behind it are one line, which has been decided."""
-    return chain.has_linear and about(chain.words[0]).kind != "contraction"
+    """Whether a norm and the linear layer behind it are one line, which `with_linear_layers` has decided."""
+    return chain.has("row") and chain.has_linear
 
 
 def is_plain(chain: Chain) -> bool:
@@ -78,12 +78,9 @@ def is_for_us(chain: Chain) -> bool:
     return chain.has("row", "dropout")
 
 
-def lines_of(
-    graph: fx.Graph, profile: Profile, training: bool, then: str = "eager", nested: bool = False
-) -> list[Chain]:
-    """The lines that a graph is worth; `nested`: that of a checkpointed block, which holds nothing. Prepares the graph
-    for them: what PyTorch does in one kernel, a linear layer with its bias and its casts, is several nodes
-    afterwards."""
+def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager", nested=False) -> list[Chain]:
+    """The lines that a graph is worth; `nested`: that of a checkpointed block, which holds nothing. Prepares the graph:
+    what PyTorch does in one kernel, a linear layer with its bias and its casts, is several nodes afterwards."""
     if changes_shapes(graph):
         return []
     leave_apart(graph)
@@ -359,19 +356,6 @@ def called(model: Callable, skip_logits: bool = False) -> Callable:
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_calls)}")
     return call
-
-
-def without_logits(result: Any) -> Any:
-    """A dict, or a dataclass whose logits are optional, with a loss: without its logits while gradients are recorded.
-    Anything else as it is."""
-    kind = type(result)
-    may_miss_them = kind is dict or hasattr(kind, "__dataclass_fields__") and hasattr(kind, "logits")
-    if not torch.is_grad_enabled() or not isinstance(result, dict) or not may_miss_them:
-        return result
-    if result.get("loss") is None or "logits" not in result:
-        return result
-    others = {name: value for name, value in result.items() if name != "logits"}
-    return others if kind is dict else kind(**others)
 
 
 _calls = itertools.count()

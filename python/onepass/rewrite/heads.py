@@ -1,4 +1,5 @@
-"""Losses in a graph: PyTorch's cross_entropy of logits, and of a linear layer whose logits nobody else sees."""
+"""Losses in a graph: PyTorch's cross_entropy of logits, and of a linear layer whose logits nobody else sees; results
+without logits."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from onepass.graph.effects import effects_of, evaluated
 from onepass.graph.operations import called, is_tensor, operation, same, same_shape, sizes, value_of
 from onepass.rewrite.find.chains import Order, lies_as
 
-__all__ = ["Head", "heads", "put_head"]
+__all__ = ["Head", "heads", "put_head", "without_logits"]
 
 LEAST_LOGITS = 1 << 22
 """Below, there is little memory to be saved."""
@@ -341,3 +342,16 @@ def put_head(graph: fx.Graph, head: Head) -> fx.Node | None:
     for node in head.nodes:
         graph.erase_node(node)
     return call
+
+
+def without_logits(result: Any) -> Any:
+    """A dict, or a dataclass whose logits are optional, with a loss: without its logits while gradients are recorded.
+    Anything else as it is."""
+    kind = type(result)
+    may_miss_them = kind is dict or hasattr(kind, "__dataclass_fields__") and hasattr(kind, "logits")
+    if not torch.is_grad_enabled() or not isinstance(result, dict) or not may_miss_them:
+        return result
+    if result.get("loss") is None or "logits" not in result:
+        return result
+    others = {name: value for name, value in result.items() if name != "logits"}
+    return others if kind is dict else kind(**others)

@@ -1,15 +1,15 @@
-"""Linear layers as parts of lines: behind a norm that gives to them alone, and with what stands behind them."""
+"""Linear layers as parts of lines: behind a norm that gives to them alone, with what stands behind them, and behind
+what they would else hold for backward."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 
 import torch
 from torch import fx
 
 from onepass.graph.effects import detached
-from onepass.graph.operations import operation, same_shape, sizes, value_of
+from onepass.graph.operations import is_contiguous, operation, same_shape, sizes, value_of
 from onepass.line import Line, _parse
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
@@ -94,33 +94,26 @@ def with_linear_layers(
 def with_less_held(graph: fx.Graph, found: list[Chain]) -> list[Chain]:
     """For training: chains joined with the one linear layer that would hold their result for the gradient of its
     weight. Backward of the line makes that result again beside the gradients, from what it reads in any case: one
-    tensor less is held for a write more. Other layers that take it may stand beside this one if their weights are
-    fixed, as those that adapters (LoRA) belong to."""
+    tensor less is held for a write more. Of several layers that take a result `linears.made_of` says the same."""
     order = Order(graph)
     claimed = {node for chain in found for node in chain.nodes}
-    joined = []
-    for chain in found:
-        longer = _with_its_holder(chain, claimed)
-        placed = longer is not None and order.place(longer) is not None
-        joined.append(longer if placed else chain)
-    return joined
+    joined = ((chain, _with_its_holder(chain, claimed)) for chain in found)
+    return [longer if longer is not None and order.place(longer) is not None else chain for chain, longer in joined]
 
 
 def _with_its_holder(chain: Chain, claimed: set[fx.Node]) -> Chain | None:
     """A chain with the linear layer that holds its result, and the bias of that, if they are not claimed by others."""
-    value, layers = value_of(chain.result), [_layer(user) for user in chain.result.users]
-    if chain.orders or chain.has("contraction", "ending") or not all(layers) or not is_large(value):
+    value, users = value_of(chain.result), list(chain.result.users)
+    layer = _layer(users[0]) if len(users) == 1 else None
+    if layer is None or layer.x is not chain.result or layer.result in claimed:
         return None
-    if any(layer.x is not chain.result for layer in layers):
+    if chain.orders or chain.has("contraction", "ending") or not value.requires_grad or not is_large(value):
         return None
-    holders = [layer for layer in layers if value_of(layer.operands[0]).requires_grad]
-    if len(holders) != 1 or holders[0].result in claimed:
+    weight = value_of(layer.operands[0])
+    if not weight.requires_grad or not is_contiguous(weight):  # as its gradient then is
         return None
-    (holder,), shared = holders, len(layers) > 1
-    holder = replace(holder, words=(prices.PYTORCHS, *holder.words[1:]))
-    kept = replace(chain, words=(*chain.words, "keep"), results=(chain.result, *chain.results[1:], chain.result))
-    joined = _joined(kept if shared else chain, holder)
-    if not joined.is_line or not _reads_as_much(_parse(chain.line), _parse(joined.line)):
+    joined = _joined(chain, replace(layer, words=(prices.PYTORCHS, *layer.words[1:])))
+    if not joined.is_line or not _reads_no_more(_parse(joined.line), _parse(chain.line)):
         return None
     return joined if claimed & {*joined.result.users} else _with_bias(joined)
 
@@ -134,11 +127,12 @@ LARGE = 1 << 22
 """Bytes. A smaller tensor is not missed, and models of such wait for the host."""
 
 
-def _reads_as_much(line: Line, joined: Line) -> bool:
-    """Whether the joined line's backward reads nothing that the line's own does not."""
-    before = (line.reads_x, *line.reads_operands)
-    behind = (joined.reads_x or joined.x_for_weight, *map(max, joined.reads_operands, joined.operands_for_weight))
-    return all(map(operator.le, behind, before))
+def _reads_no_more(joined: Line, line: Line) -> bool:
+    """Whether the joined line's backward reads nothing that the line's own does not, but for columns, which are small:
+    a value that both keep, or x, and the same operands."""
+    if joined.resumes_from != line.resumes_from or joined.reads_x > line.reads_x:
+        return False
+    return all(not joined.reads_operands[i] or line.reads_operands[i] for i in line.tensor_operands)
 
 
 def _gains(chain: Chain, profile: Profile, training: bool) -> bool:

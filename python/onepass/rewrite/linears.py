@@ -1,4 +1,5 @@
-"""Linear layers in a graph whose gradients take fewer kernels together: of one input, and of a bias."""
+"""Linear layers in a graph whose gradients take fewer kernels together: of one input, and of a bias. What they take is
+made again in backward where a line has made it of what that line holds."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from onepass._arguments.shapes import is_sharded
 from onepass.autograd import differentiable, is_transformed
 from onepass.call import fused, runs_on_cpu
 from onepass.graph.operations import is_contiguous, is_tensor, operation, value_of
@@ -29,7 +31,7 @@ def linears(
     products that give them, and that of a bias is a sum over rows by a kernel of ours. Where a line has made x of what
     is given, and holds that, x is not held: backward makes it again."""
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()) and differentiable() is not None:
-        if line and x.is_cpu and not runs_on_cpu(_parse(line), given[1:]):
+        if line and (is_sharded(x) or x.is_cpu and not runs_on_cpu(_parse(line), given[1:])):
             line, given = "", ()
         return tuple(torch.ops.onepass.linears.default(x, weights, biases, line, given))
     return tuple(torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases))
@@ -100,7 +102,8 @@ def _join(order: Order, alike: list[fx.Node]) -> None:
         return
     x, weights, biases = layers[0][0], *zip(*((weight, bias) for _, weight, bias in layers))
     graph = order.graph
-    made_by = made_of(x) if set(x.users) <= {*alike} and is_large(value_of(x)) else ()
+    is_held = set(x.users) <= {*alike} and value_of(x).requires_grad and is_large(value_of(x))
+    made_by = made_of(x) if is_held else ()
     with graph.inserting_before(alike[0]):
         call = graph.call_function(linears, (x, weights, biases, *made_by))
         call.meta = {"example_value": tuple(value_of(node) for node in alike)}

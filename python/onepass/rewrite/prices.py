@@ -104,6 +104,10 @@ def of_line(
     for node in sorted(beside.union(products) if whole else set(products) - beside):
         forward += _of_own_product(node, profile) if in_panels and node in products else of_node(node, profile)
         backward += of_node(node, profile, backward=True) if training else Price()
+    if PYTORCHS in chain.words:
+        parts = parts[:1]  # the product adds the bias behind it, as it did; backward writes what it takes again
+        again = size_of(value_of(operation(products[0]).arguments[0]))
+        backward += Price(again, seconds=profile.moving(again) - profile.moving(0))
     for i, (words, shape) in enumerate(zip(parts, shapes)):
         if i > 0:
             next(operands)  # the contraction's

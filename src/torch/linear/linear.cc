@@ -81,9 +81,6 @@ Tensor shaped_like(const Tensor& like, const Tensor& matrix) {
   return view_of(matrix, sizes, strides);
 }
 
-// Whether the line itself says that the library computes its GEMM, and there is nothing to choose.
-bool names_library(const prepared_line& line) { return line.line.how == spec::strategy::unfused; }
-
 bool passes_before(const spec::contraction_gradients& plan) { return plan.wants_input && !plan.before.outputs.empty(); }
 
 // What backward is chosen by; nothing where only the epilogue has gradients, or what a kernel reads was not saved.
@@ -92,7 +89,7 @@ std::optional<choice::call> choice_of(const backward_call& call, const linear_sa
   const prepared_contraction& c = *call.line.contraction;
   const optional_tensor &w = call.operands[static_cast<std::size_t>(c.parts.weight)],
                         &source = recompute_source(call, c);
-  if (names_library(call.line) || !w || !source || !(plan.wants_input || plan.wants_weight)) return {};
+  if (!w || !source || !(plan.wants_input || plan.wants_weight)) return {};
   const spec::shape x = shape_of(*source);
   choice::call of{.of = c.parts, .sizes = {}, .named = call.line.line.how};
   of.sizes = {.rows = x.rows(), .depth = x.columns(), .columns = w->size(0), .type = dtype_of(*w)};
@@ -216,15 +213,12 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
   std::optional<std::vector<Tensor>> made;
-  choice::implementation by = choice::implementation::library;
-  if (!names_library(call.line)) {
-    by = take_way(choice_of(call, w), device_of(w), "linear", [&](const choice::way& way) {
-      if (way.by == choice::implementation::chunks) return true;
-      if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_small_n_kernels(call, w);
-      made = forward_in_one_kernel(call, way);
-      return made.has_value();
-    });
-  }
+  const choice::implementation by = take_way(choice_of(call, w), device_of(w), "linear", [&](const choice::way& way) {
+    if (way.by == choice::implementation::chunks) return true;
+    if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_small_n_kernels(call, w);
+    made = forward_in_one_kernel(call, way);
+    return made.has_value();
+  });
   if (made) return *made;
   const bool small_n = by == choice::implementation::small_n, in_chunks = by == choice::implementation::chunks;
   const bool adds_bias = !small_n && adds_bias_only(c.behind.line, call.operands, w);

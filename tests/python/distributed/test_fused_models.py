@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import onepass
@@ -98,6 +98,7 @@ def as_one_that_is_not_fused(device, way):
     batches = list(zip(x, torch.randint(0, 5, (STEPS, 3, TOKENS), device=device)))
     with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(recompile_limit=1):
         take_every_line(patch)
+        patch.setattr("onepass.rewrite.linear.LARGE", 0)  # what layers take is made again in backward
         ours = trained(fused, batches)
     theirs = trained(wrap(model, mesh), batches)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -109,4 +110,33 @@ def as_one_that_is_not_fused(device, way):
 def test_a_fused_model(ranks, way):
     """Where the whole is fused after it was sharded, Dynamo ends its graphs at each layer and finds none here."""
     for found in ranks.run(as_one_that_is_not_fused, way):
-        assert found and all("bias | gelu" in lines for lines in found) or "whole" in way, found
+        joined = [any(line.startswith("bias | gelu | linear(unfused)") for line in lines) for lines in found]
+        assert joined and all(joined) or "whole" in way, found
+
+
+def layers_of_a_norm(device):
+    """Of a tensor that all ranks have, by matrices of which each has a part."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in ((6, WIDTH), (WIDTH,), (8, WIDTH), (4, WIDTH))]
+    placements = Replicate(), Replicate(), Shard(0), Shard(0)
+
+    def function(x, scale, *weights):
+        y = nn.functional.rms_norm(x, (WIDTH,), scale, 1e-6)
+        return sum(nn.functional.linear(y, weight).square().sum() for weight in weights)
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        take_every_line(patch)
+        patch.setattr("onepass.rewrite.linear.LARGE", 0)
+        for call in (onepass.fuse(function), function):
+            given = [distribute_tensor(t.to(device), mesh, [p]).requires_grad_() for t, p in zip(tensors, placements)]
+            found.append([whole(gradient) for gradient in torch.autograd.grad(whole(call(*given)), given)])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+    return True
+
+
+@pytest.mark.parametrize("ranks", TWO, indirect=True, ids=["cpu", "cuda"])
+def test_layers_of_sharded_matrices_that_take_a_norm(ranks):
+    """Lines below autograd have no placements: what the layers take is held there."""
+    assert all(ranks.run(layers_of_a_norm))

@@ -19,6 +19,7 @@ from fuzz.run.masks import Masks, disagreement, intercepted
 from fuzz.run.minimise import minimised
 from fuzz.run.reproduction import reproduction
 from fuzz.run.trial import trial
+from onepass import _native
 
 PROGRAMS = 160
 SETTINGS = settings(
@@ -30,6 +31,9 @@ SETTINGS = settings(
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )
+
+
+_native.info()  # finds the compiler, once for the process: programs are run as if there were none
 
 
 @pytest.fixture(autouse=True)
