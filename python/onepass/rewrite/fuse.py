@@ -166,7 +166,7 @@ def rewrite(
     drop_second_copies(graph)
     done += [Fused.of_call(node) for node in put_own_attention(graph)]
     if training and then == "eager":
-        join_linears(graph)
+        join_linears(graph, nested)
     graph.lint()
     gm.recompile()
     return done

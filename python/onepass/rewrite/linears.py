@@ -37,10 +37,10 @@ def linears(
     return tuple(torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases))
 
 
-def join_linears(graph: fx.Graph) -> None:
+def join_linears(graph: fx.Graph, nested: bool = False) -> None:
     """Makes one call of linear layers that take one tensor and follow each other, as query, key and value do; and such
     a call of each with a bias. Others may be far apart, as all that take an encoder's result: their gradients would
-    have to be there at once."""
+    have to be there at once. `nested`: in a checkpointed block, which runs again as a whole."""
     order = Order(graph)
     alike: list[fx.Node] = []
     for node in list(graph.nodes):
@@ -49,10 +49,10 @@ def join_linears(graph: fx.Graph) -> None:
             continue
         is_layer = _is_layer(node)
         if not (is_layer and alike and _follows(node, alike, order)):
-            _join(order, alike)
+            _join(order, alike, nested)
             alike = []
         alike += [node] if is_layer else []
-    _join(order, alike)
+    _join(order, alike, nested)
 
 
 def _has_long_sum(node: fx.Node) -> bool:
@@ -96,13 +96,13 @@ def _follows(node: fx.Node, alike: list[fx.Node], order: Order) -> bool:
     )
 
 
-def _join(order: Order, alike: list[fx.Node]) -> None:
+def _join(order: Order, alike: list[fx.Node], nested: bool) -> None:
     layers = [operation(node).arguments for node in alike]
     if not layers or len(layers) == 1 and not _has_long_sum(alike[0]):
         return
     x, weights, biases = layers[0][0], *zip(*((weight, bias) for _, weight, bias in layers))
     graph = order.graph
-    is_held = set(x.users) <= {*alike} and value_of(x).requires_grad and is_large(value_of(x))
+    is_held = not nested and set(x.users) <= {*alike} and value_of(x).requires_grad and is_large(value_of(x))
     made_by = made_of(x) if is_held else ()
     with graph.inserting_before(alike[0]):
         call = graph.call_function(linears, (x, weights, biases, *made_by))
@@ -128,11 +128,9 @@ def made_of(node: fx.Node) -> tuple[str, tuple[fx.Node, ...]] | tuple[()]:
     words = [str(word) for word in line.words]
     source, behind = line.resumes_from, len(words) - words[::-1].index("keep") if "keep" in words else 0
     if behind and source != line.keeps or not behind and not line.reads_x:
-        return ()
+        return ()  # what the last words begin with is not held
     own = [i for i, keeps in enumerate(line.keeps_before) if not behind or keeps == line.keeps]
-    if any(line.reads_operands[i] is False and i in line.tensor_operands for i in own):
-        return ()
-    if not words[behind:]:
+    if not words[behind:] or any(i in line.tensor_operands and not line.reads_operands[i] for i in own):
         return ()
     first = _kept(call, source, node) if behind else taken[0]
     return " | ".join(words[behind:]), (first, *(taken[1 + i] for i in own))

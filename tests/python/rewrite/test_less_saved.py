@@ -154,7 +154,7 @@ def test_a_weight_whose_gradient_lies_as_it_does(device):
     assert strides[0] == strides[1]
 
 
-def test_small_tensors_and_checkpointed_blocks_are_held_as_they_were(device):
+def test_small_tensors_and_checkpointed_blocks_are_held_as_they_were(device, monkeypatch):
     model = Mlp().to(device)
     fused = onepass.fuse(copy.deepcopy(model), device="h200")
     fused(torch.randn(8, WIDTH, device=device)).sum().backward()
@@ -164,7 +164,9 @@ def test_small_tensors_and_checkpointed_blocks_are_held_as_they_were(device):
         return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
 
     block = onepass.fuse(block, device="h200")
-    block(torch.randn(ROWS, WIDTH, device=device)).sum().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr("onepass.rewrite.linears.made_of", lambda node: pytest.fail("made again twice"))
+        block(torch.randn(ROWS, WIDTH, device=device)).sum().backward()
     assert "gate(silu)" in lines_in(block)
 
 
