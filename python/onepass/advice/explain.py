@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from onepass.advice.report import SUMS, Advice, Explanation, Operator
-from onepass.graph.operations import MOVING, is_tensor, operation, sizes, value_of
+from onepass.graph.operations import MOVING, is_tensor, operation, results_of, sizes, value_of
 from onepass.line import _parse
 from onepass.pricing.bodies import Part, checkpointed, parts
-from onepass.pricing.nodes import given_to, results_of
+from onepass.pricing.nodes import given_to
 from onepass.pricing.prices import Price, of_node, size_of
 from onepass.pricing.profile import Profile, profile_of
 from onepass.pricing.saved import saved_by

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from onepass import reference
 from onepass._arguments.shapes import is_sharded
@@ -18,7 +19,7 @@ from onepass.graph.effects import effects_of, memory_of
 __all__ = [
     "MOVING",
     *("Operation", "allocates", "called", "is_contiguous", "is_tensor", "known", "leave_apart", "modes", "operation"),
-    *("same", "same_shape", "sizes", "uncast", "value_of"),
+    *("results_of", "same", "same_shape", "sizes", "uncast", "value_of"),
 ]
 
 
@@ -43,6 +44,11 @@ def value_of(node: Any) -> Any:
 def called(node: fx.Node) -> Any:
     """The function, or the method's name; of what a graph is given None, whatever name that has."""
     return node.target if node.op in ("call_function", "call_method") else None
+
+
+def results_of(node: fx.Node) -> list[Tensor]:
+    """The tensors that a node gives."""
+    return [leaf for leaf in tree_leaves(value_of(node)) if isinstance(leaf, Tensor)]
 
 
 def is_tensor(node: Any) -> bool:

@@ -11,10 +11,11 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch.utils.flop_counter import sdpa_flop_count
 
+from onepass.graph.operations import results_of
 from onepass.pricing import prices
 from onepass.pricing.counting import Counts
 from onepass.pricing.kernels import kernel_with
-from onepass.pricing.nodes import bytes_in, counts_of, given_to, results_of, trains
+from onepass.pricing.nodes import bytes_in, counts_of, given_to, trains
 from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile
 

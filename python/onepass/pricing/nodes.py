@@ -12,20 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from onepass.graph.effects import effects_of, unwrapped
-from onepass.graph.operations import value_of
+from onepass.graph.operations import results_of, value_of
 from onepass.pricing import formulas
 from onepass.pricing.counting import Counts, TensorLike, count
 from onepass.pricing.kernels import Kernel
 
-__all__ = ["bytes_in", "counts_of", "given_to", "gives_memory", "results_of", "trains"]
-
-
-def results_of(node: fx.Node) -> list[Tensor]:
-    """The tensors that a node gives."""
-    return [leaf for leaf in tree_leaves(value_of(node)) if isinstance(leaf, Tensor)]
+__all__ = ["bytes_in", "counts_of", "given_to", "gives_memory", "trains"]
 
 
 def given_to(node: fx.Node) -> list[Tensor]:

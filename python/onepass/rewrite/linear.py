@@ -16,7 +16,7 @@ from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain, Order
 from onepass.rewrite.rewriter import BIAS, is_bias
 
-__all__ = ["begins_in_cache", "is_large", "name_linear", "with_less_held", "with_linear_layers"]
+__all__ = ["begins_in_cache", "has_bytes", "is_large", "name_linear", "with_less_held", "with_linear_layers"]
 
 
 def name_linear(graph: fx.Graph) -> None:
@@ -120,7 +120,12 @@ def _with_its_holder(chain: Chain, claimed: set[fx.Node]) -> Chain | None:
 
 def is_large(value: torch.Tensor) -> bool:
     """Whether not to hold it is worth that backward makes it again."""
-    return not any(isinstance(size, torch.SymInt) for size in value.shape) and value.nbytes >= LARGE
+    return has_bytes(value, LARGE)
+
+
+def has_bytes(value: torch.Tensor, least: int) -> bool:
+    """Whether a tensor's size is known and so large."""
+    return not any(isinstance(size, torch.SymInt) for size in value.shape) and value.nbytes >= least
 
 
 LARGE = 1 << 22

@@ -14,7 +14,7 @@ from onepass.call import fused, runs_on_cpu
 from onepass.graph.operations import is_contiguous, is_tensor, operation, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.chains import Order
-from onepass.rewrite.linear import is_large
+from onepass.rewrite.linear import has_bytes, is_large
 from onepass.rewrite.rewriter import is_bias, item
 
 __all__ = ["join_linears", "linears"]
@@ -58,9 +58,7 @@ def join_linears(graph: fx.Graph, nested: bool = False) -> None:
 def _has_long_sum(node: fx.Node) -> bool:
     """Whether the sum that its bias is given takes longer than what calls it."""
     bias, value = operation(node).arguments[2], value_of(node)
-    if bias is None or not value_of(bias).requires_grad or any(isinstance(size, torch.SymInt) for size in value.shape):
-        return False
-    return value.numel() * value.element_size() >= LONG_SUM
+    return bias is not None and value_of(bias).requires_grad and has_bytes(value, LONG_SUM)
 
 
 PRODUCTS = ("linear", "addmm", "matmul", "attention")

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,7 +56,7 @@ struct Linears : torch::autograd::Function<Linears> {
     for (const Tensor& t : tensors.slice(bias)) saved.push_back(saves_x ? t : Tensor());
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["with"] = with;
-    ctx->saved_data["line"] = line;
+    if (!line.empty()) ctx->saved_data["line"] = line;
     ctx->set_materialize_grads(false);
     return results;
   }
@@ -73,10 +72,10 @@ struct Linears : torch::autograd::Function<Linears> {
  private:
   // x, as it was saved, or made again.
   static Tensor input(const AutogradContext& ctx, const variable_list& saved, std::size_t weights) {
-    const std::string& line = ctx.saved_data.at("line").toStringRef();
+    const auto line = ctx.saved_data.find("line");
+    if (line == ctx.saved_data.end()) return saved[0];
     const at::TensorList given = at::TensorList(saved).slice(1 + weights);
-    if (line.empty()) return saved[0];
-    return differentiable(given, line, std::nullopt, 0, 0, false)[0];
+    return differentiable(given, line->second.toStringRef(), std::nullopt, 0, 0, false)[0];
   }
 
   static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream,
@@ -106,8 +105,7 @@ struct Linears : torch::autograd::Function<Linears> {
       if (has_bias && ctx.needs_input_grad(bias)) results[bias] = sum_of_rows(dy);
     }
     if (of_x.defined()) results[0] = of_x.view(sizes);
-    results.resize(1 + count + static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(with))) +
-                   (saved.size() - 1 - count) + 3);  // of what the line takes, the numbers and the line
+    results.resize(results.size() + (saved.size() - 1 - count) + 3);  // of what the line takes, the numbers, the line
     return results;
   }
 };

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, bodies, effects_of, evaluated, memory_of
-from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same_shape, value_of
+from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, results_of, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find import rotary
 from onepass.rewrite.find.steps import Step, steps
@@ -406,7 +405,7 @@ class Order:
     def shows_gradient(self, node: fx.Node, chain: frozenset[fx.Node]) -> bool:
         """Whether somebody may ask for the gradient of a value on the way, which a line does not have as a whole: it is
         a result of the graph, or something unknown sees it. The same holds for what is a view of it."""
-        if not any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value_of(node))):
+        if not any(tensor.requires_grad for tensor in results_of(node)):
             return False
         memory, queue, seen = self.memory.of(node), [node], set()
         while queue:
