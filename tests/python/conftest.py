@@ -5,6 +5,10 @@ import os
 from functools import cache, partial
 from pathlib import Path
 
+# Before torch is there. Several processes of tests share the cores: a thread that spins while it waits for another
+# takes what that one needs, and all tests twice as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 
