@@ -93,7 +93,7 @@ def _load() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int64),
         ctypes.c_uint64,
     ]
-    library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_bool]
+    library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_bool]
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
     ]  # fmt: skip
@@ -336,18 +336,18 @@ def common_lines() -> list[str]:
     return _answer(_library.onepass_common_lines())
 
 
-def cpu_prepare(line: str, boolean_masks: int) -> dict:
-    """Compiles a line for the CPU if it is not in the table.
+def cpu_prepare(line: str, boolean_masks: int, dtype: torch.dtype | None) -> dict:
+    """Compiles a line for the CPU and x of a dtype, or of any, if it is not in the table.
 
     Raises:
         CannotCompile: if there is no C++ compiler, or none that does.
         RuntimeError: with the compiler's message, if a word of a user does not compile.
     """
-    text = line.encode()
-    ready = _answer(_library.onepass_cpu_prepare(text, boolean_masks, False))
+    of = line.encode(), boolean_masks, DTYPES.get(dtype, 0)
+    ready = _answer(_library.onepass_cpu_prepare(*of, False))
     if ready["ready"]:
         return ready
-    return _compiled(f'the line "{line}"', lambda: _library.onepass_cpu_prepare(text, boolean_masks, True))
+    return _compiled(f'the line "{line}"', lambda: _library.onepass_cpu_prepare(*of, True))
 
 
 def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch.dtype, columns: int) -> dict:

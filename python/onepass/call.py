@@ -146,7 +146,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)
-        if is_transformed_in_graph() or x.is_cpu and not runs_on_cpu(line, operands):
+        if is_transformed_in_graph() or x.is_cpu and not runs_on_cpu(line, x.dtype, operands):
             line._check_tensors(x, operands)
             line._check_shapes(x, operands)
             return line.reference(x, *operands, dropout_state=state)
@@ -170,7 +170,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
     def in_one_launch(taken):
         if line.weight is not None or is_transformed() or is_transformed_in_graph():
             return None
-        if xs[0].is_cpu and not runs_on_cpu(line, lists.own(taken, 0)):
+        if xs[0].is_cpu and not runs_on_cpu(line, xs[0].dtype, lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
         return lists.in_one_launch(line, xs, taken, stack, functools.partial(_forward, line, state))
@@ -230,23 +230,23 @@ def _draw(x, generator, shard: int = 0) -> torch.Tensor:
     return state
 
 
-def runs_on_cpu(line: Line, operands) -> bool:
-    """Whether the line's CPU kernels exist or can be compiled; where not, warns once."""
+def runs_on_cpu(line: Line, dtype: torch.dtype, operands) -> bool:
+    """Whether the line's CPU kernels for x of a dtype exist or can be compiled; where not, warns once."""
     masks = 0
     for i in line._mask_operands:
         masks |= int(operands[i].dtype == torch.bool) << i
     if torch.compiler.is_compiling():  # a constant: with a guard on what is known so far, the next call would recompile
-        return _prepare_on_cpu(line.text, masks)
-    ready = line._ready_on_cpu.get(masks)
+        return _prepare_on_cpu(line.text, masks, dtype)
+    ready = line._ready_on_cpu.get((masks, dtype))
     if ready is None:
-        ready = line._ready_on_cpu[masks] = _prepare_on_cpu(line.text, masks)
+        ready = line._ready_on_cpu[masks, dtype] = _prepare_on_cpu(line.text, masks, dtype)
     return ready
 
 
 @assume_constant_result
-def _prepare_on_cpu(text: str, masks: int) -> bool:
+def _prepare_on_cpu(text: str, masks: int, dtype: torch.dtype) -> bool:
     try:
-        _native.cpu_prepare(text, masks)
+        _native.cpu_prepare(text, masks, dtype)
     except _native.CannotCompile as missing:
         warnings.warn(f'onepass: the line "{text}" runs as a composition of PyTorch operators: {missing}', stacklevel=4)
         return False

@@ -326,7 +326,7 @@ those that can be joined are joined; otherwise a contiguous copy is made first.
 ## Where a line runs
 
 On the CPU the lines of the named functions and modules are compiled ahead of time; any other is compiled with the
-system's C++ compiler at first use (seconds; up to four processors share the work) and kept in the disk cache. The
+system's C++ compiler at its first use with each dtype (two to five seconds) and kept in the disk cache. The
 compiler is `$ONEPASS_CXX`, else `$CXX`, c++, g++ or clang++, of C++20; without one, or where it fails, such a line
 runs as a composition of PyTorch's operators, and one warning says why and what to set. Of several processes that want
 a line at once one compiles it. On CUDA every line is compiled with NVRTC at first use and kept in the same cache;

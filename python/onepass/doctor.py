@@ -110,7 +110,7 @@ def compiler(path: str) -> Finding:
         return Finding(name, "missing", f"none: {without}", "install g++ 12 or newer, or set ONEPASS_CXX")
     began = time.perf_counter()
     try:
-        _native.cpu_prepare(RARE_LINE, 0)
+        _native.cpu_prepare(RARE_LINE, 0, torch.float32)
     except RuntimeError as error:
         advice = "it must take C++20: g++ 12, clang 14; ONEPASS_CXX names another"
         return Finding(name, "missing", f"{path} fails: {without}: {first_line(error)}", advice)

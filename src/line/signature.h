@@ -56,8 +56,8 @@ struct line_library {
   // Null for what is no line; valid until what is put into `held` is released.
   const line_signature* (*find)(const char* text, void** held);
   void (*release)(void* held);
-  // Whether the kernels for the CPU are there; boolean_masks: a bit for each operand that is boolean.
-  bool (*is_ready_on_cpu)(const line_signature&, std::uint64_t boolean_masks);
+  // Whether the kernels for the CPU and x of a dtype are there; boolean_masks: a bit for each operand that is boolean.
+  bool (*is_ready_on_cpu)(const line_signature&, std::uint64_t boolean_masks, int x);
   // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
   // writes. operand_types: as below. wanted: bit 0 for x, bit i + 1 for operand i. True where backward writes anything.
   bool (*plan)(const line_signature&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <utility>
 
 #include "src/cpu/row/run.h"
 #include "src/plan/plan.h"
@@ -26,7 +28,7 @@ TEST(CommonLines, AreAllAheadOfTime) {
     ASSERT_NO_THROW(line = spec::parse(text)) << text;
     for (const std::uint64_t boolean : {std::uint64_t{0}, masks_of(line)}) {
       EXPECT_TRUE(ahead_of_time(line, boolean)) << spec::structure(line, boolean);
-      const std::shared_ptr<const cpu_kernels> held = kernels_for(line, boolean);
+      const std::shared_ptr<const cpu_kernels> held = kernels_for(line, boolean, dtype::f32);
       const cpu_kernels& kernels = *held;
       for (const cpu_kernel_pair& pair : {kernels.f32, kernels.f64, kernels.all_f32, kernels.all_bf16})
         EXPECT_TRUE(pair.forward && pair.backward) << text;
@@ -48,7 +50,7 @@ TEST(CommonLines, NumbersAndSpacesAreNoPartOfTheKernel) {
     EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
   }
   const spec::line one = spec::parse("rms_norm(1e-6) | scale"), other = spec::parse("rms_norm | scale");
-  EXPECT_EQ(kernels_for(one, 0), kernels_for(other, 0));
+  EXPECT_EQ(kernels_for(one, 0, dtype::f32), kernels_for(other, 0, dtype::f32));
 }
 
 // But PyTorch's functions, which are no activations of models (word/functions.h).
@@ -68,9 +70,22 @@ TEST(CommonLines, AnyOtherLineIsNot) {
 
 TEST(Source, HoldsTheLineBothWays) {
   const spec::line line = spec::parse("bias | keep | softmax | scale");
-  const std::string text = source(line, 0);
+  const std::string text = source(line, 0, dtype::f32);
   EXPECT_NE(text.find(spec::type_text(line, 0, false)), std::string::npos) << text;
   EXPECT_NE(text.find(spec::type_text(line, 0, true)), std::string::npos) << text;
+}
+
+// A compiler takes a second or so for each pair of kernels.
+TEST(Source, HoldsWhatXsDtypeTakesAlone) {
+  const spec::line line = spec::parse("scale | layer_norm");
+  for (const auto& [x, pairs] :
+       {std::pair{dtype::f64, 1}, {dtype::f32, 2}, {dtype::bf16, 2}, {dtype::f16, 1}, {dtype::none, 4}}) {
+    const std::string text = source(line, 0, x);
+    int found = 0;
+    for (const char* name : {"onepass_f32", "onepass_all_f32", "onepass_all_bf16", "onepass_f64"})
+      found += text.find(std::string(name) + " =") != std::string::npos;
+    EXPECT_EQ(found, pairs) << text;
+  }
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ class example {
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> out(2 * size + operands * columns, kUnwritten),
         statistics(3 * static_cast<std::size_t>(a_.rows), kUnwritten);
-    const std::shared_ptr<const cpu_kernels> held = kernels_for(line_, 0);
+    const std::shared_ptr<const cpu_kernels> held = kernels_for(line_, 0, dtype::f32);
     const cpu_kernels& kernels = *held;
     arguments a = a_;
     a.x = tensor(x_.data()), a.y = tensor(out.data()), a.statistics = statistics.data();

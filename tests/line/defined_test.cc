@@ -97,21 +97,21 @@ TEST(defined, another_source_is_another_type) {
   EXPECT_NE(type_text(parse("halved"), 0, false), type);
   EXPECT_NE(structure(parse("halved"), 0), structure_of);
   EXPECT_EQ(type_text(first, 0, false), type);  // who still runs the first
-  EXPECT_NE(cpu::source(first, 0).find("struct halved_"), std::string::npos);
+  EXPECT_NE(cpu::source(first, 0, dtype::f32).find("struct halved_"), std::string::npos);
   undefine("halved");
 }
 
 TEST(defined, kernels_begin_with_the_words_they_have) {
   define(half("halved", operand_kind::none, {}));
   define(half("halved_again", operand_kind::none, {}));
-  const std::string source = cpu::source(parse("halved | gate(halved)"), 0);
+  const std::string source = cpu::source(parse("halved | gate(halved)"), 0, dtype::f64);
   const auto at = source.find("#line 1 \"halved\"");
   ASSERT_NE(at, std::string::npos);
   EXPECT_LT(source.find("onepass/word/user.h"), at);
   EXPECT_LT(at, source.find("onepass_kernels"));
   EXPECT_EQ(source.find("#line 1 \"halved\"", at + 1), std::string::npos);  // once
   EXPECT_EQ(source.find("halved_again"), std::string::npos);
-  EXPECT_EQ(cpu::source(parse("gelu"), 0).find("user"), std::string::npos);
+  EXPECT_EQ(cpu::source(parse("gelu"), 0, dtype::bf16).find("user"), std::string::npos);
   undefine("halved"), undefine("halved_again");
 }
 

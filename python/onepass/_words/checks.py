@@ -190,7 +190,7 @@ def _evaluated(node: ast.expr, names: dict):
 def _compile(word: Definition, text: str, report: Report) -> None:
     began = time.perf_counter()
     try:
-        _native.cpu_prepare(text, 0)
+        _native.cpu_prepare(text, 0, None)
     except _native.CannotCompile:
         raise
     except RuntimeError as failure:

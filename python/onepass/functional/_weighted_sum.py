@@ -39,7 +39,7 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     if goes_ahead:
         operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
         is_narrow = any(operands[i].dtype == torch.float16 for i in known._matrix_operands)
-        goes_ahead = not is_narrow and (not x.is_cpu or runs_on_cpu(known, operands))
+        goes_ahead = not is_narrow and (not x.is_cpu or runs_on_cpu(known, x.dtype, operands))
     if not goes_ahead:
         return (fused(line, x, *operands) * share).sum()
     if _is_in_graph((x, *operands)):

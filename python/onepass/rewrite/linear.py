@@ -104,7 +104,7 @@ def with_less_held(graph: fx.Graph, found: list[Chain]) -> list[Chain]:
 def _with_its_holder(chain: Chain, claimed: set[fx.Node]) -> Chain | None:
     """A chain with the linear layer that holds its result, and the bias of that, if they are not claimed by others."""
     value, users = value_of(chain.result), list(chain.result.users)
-    layer = _layer(users[0]) if len(users) == 1 else None
+    layer = _layer(users[0], casts=True) if len(users) == 1 else None
     if layer is None or layer.x is not chain.result or layer.result in claimed:
         return None
     if chain.orders or chain.has("contraction", "ending") or not value.requires_grad or not is_large(value):
@@ -144,13 +144,14 @@ def _gains(chain: Chain, profile: Profile, training: bool) -> bool:
     return prices.is_worth_it(*prices.decision(chain, profile, training))
 
 
-def _layer(node: fx.Node) -> Chain | None:
-    """A linear layer as a line of its own."""
+def _layer(node: fx.Node, casts: bool = False) -> Chain | None:
+    """A linear layer as a line of its own. casts: also one whose weight autocast casts, as it does a line's."""
     op = operation(node)
     if op is None or op.name != "linear":
         return None
     x, weight, bias = op.arguments
-    if len({value_of(t).dtype for t in (x, weight, node)}) > 1 or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
+    dtypes = {value_of(t).dtype for t in ((x, node) if casts else (x, weight, node))}
+    if len(dtypes) > 1 or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
         return None
     if bias is not None and not is_bias(bias, node):
         return None

@@ -31,7 +31,7 @@ def linears(
     products that give them, and that of a bias is a sum over rows by a kernel of ours. Where a line has made x of what
     is given, and holds that, x is not held: backward makes it again."""
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()) and differentiable() is not None:
-        if line and (is_sharded(x) or x.is_cpu and not runs_on_cpu(_parse(line), given[1:])):
+        if line and (is_sharded(x) or x.is_cpu and not runs_on_cpu(_parse(line), given[0].dtype, given[1:])):
             line, given = "", ()
         return tuple(torch.ops.onepass.linears.default(x, weights, biases, line, given))
     return tuple(torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases))
@@ -115,8 +115,10 @@ def _join(order: Order, alike: list[fx.Node], nested: bool) -> None:
 
 def made_of(node: fx.Node) -> tuple[str, tuple[fx.Node, ...]] | tuple[()]:
     """A line that makes a tensor again of what the line that has made it holds for backward, and what this takes;
-    nothing where there is none."""
-    call, index = (node.args[0], node.args[1]) if node.target is item else (node, 0)
+    nothing where there is none. What it makes may be of float32, of which the tensor is a cast."""
+    op = operation(node)
+    source = op.arguments[0] if op is not None and op.name == "cast" else node
+    call, index = (source.args[0], source.args[1]) if source.target is item else (source, 0)
     if call.target is not fused or index != 0 or call.kwargs:
         return ()
     text, *taken = call.args
@@ -124,13 +126,13 @@ def made_of(node: fx.Node) -> tuple[str, tuple[fx.Node, ...]] | tuple[()]:
     if line.has_dropout or line.weight is not None or line.scores or line.group or any(line.numbers):
         return ()
     words = [str(word) for word in line.words]
-    source, behind = line.resumes_from, len(words) - words[::-1].index("keep") if "keep" in words else 0
-    if behind and source != line.keeps or not behind and not line.reads_x:
+    behind = max((i + 1 for i, word in enumerate(line.words) if word.kind == "keep"), default=0)
+    if behind and line.resumes_from != line.keeps or not behind and not line.reads_x:
         return ()  # what the last words begin with is not held
     own = [i for i, keeps in enumerate(line.keeps_before) if not behind or keeps == line.keeps]
     if not words[behind:] or any(i in line.tensor_operands and not line.reads_operands[i] for i in own):
         return ()
-    first = _kept(call, source, node) if behind else taken[0]
+    first = _kept(call, line.keeps, source) if behind else taken[0]
     return " | ".join(words[behind:]), (first, *(taken[1 + i] for i in own))
 
 

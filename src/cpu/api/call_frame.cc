@@ -139,7 +139,7 @@ void call_frame::lay_out(bool keeps_rows) {
 }
 
 cpu::row_call call_frame::call() {
-  kernels_ = cpu::kernels_for(of, boolean_masks);
+  kernels_ = cpu::kernels_for(of, boolean_masks, type);
   return {*kernels_, a, type};
 }
 

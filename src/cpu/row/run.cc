@@ -41,7 +41,7 @@ const std::vector<std::string> kCompilerOptions = {
     "-O2",        "-march=native",     "-ffp-contract=off",         "-fno-math-errno",
     "-Wno-psabi", "-DONEPASS_HIGHWAY", "-DHWY_COMPILE_ONLY_STATIC", "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
 
-constexpr std::size_t kMostCompiled = 256;  // some 100 KB each, and seconds of a compiler's
+constexpr std::size_t kMostCompiled = 512;  // some 50 KB each, and seconds of a compiler's
 
 constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
 constexpr int64 kGrainElements = 16384;  // below this a second thread costs more than it brings
@@ -63,16 +63,23 @@ struct compiled_pair {
   const char* of;  // arguments of pair_of
   cpu_kernel_pair cpu_kernels::*member;
 };
-// Either half takes a compiler as long.
 constexpr compiled_pair kPairs[] = {
-    {"onepass_f32", "float, forward_line, backward_line", &cpu_kernels::f32},
     {"onepass_all_bf16", "float, forward_line, backward_line, dtype::bf16", &cpu_kernels::all_bf16},
-    {"onepass_f64", "double, forward_line, backward_line", &cpu_kernels::f64},
-    {"onepass_all_f32", "float, forward_line, backward_line, dtype::f32", &cpu_kernels::all_f32}};
+    {"onepass_f32", "float, forward_line, backward_line", &cpu_kernels::f32},
+    {"onepass_all_f32", "float, forward_line, backward_line, dtype::f32", &cpu_kernels::all_f32},
+    {"onepass_f64", "double, forward_line, backward_line", &cpu_kernels::f64}};
+
+// Those that `choose` may choose for x of a dtype; all for none.
+std::span<const compiled_pair> pairs_for(dtype x) {
+  const std::span<const compiled_pair> all = kPairs;
+  if (x == dtype::none) return all;
+  if (x == dtype::f64) return all.subspan(3, 1);
+  if (x == dtype::f32) return all.subspan(1, 2);
+  return x == dtype::bf16 ? all.subspan(0, 2) : all.subspan(1, 1);
+}
 
 // Of some of the pairs, without what users have defined.
-std::string plain_source(const spec::line& line, std::uint64_t boolean_masks,
-                         std::span<const compiled_pair> pairs = kPairs) {
+std::string plain_source(const spec::line& line, std::uint64_t boolean_masks, std::span<const compiled_pair> pairs) {
   std::string text = std::string(kHeaders) +
                      "ONEPASS_BEGIN\nusing forward_line = " + spec::type_text(line, boolean_masks, false) +
                      ";\nusing backward_line = " + spec::type_text(line, boolean_masks, true) + ";\n";
@@ -82,20 +89,20 @@ std::string plain_source(const spec::line& line, std::uint64_t boolean_masks,
   return text + "ONEPASS_END\n";
 }
 
-// The same in one, two or four pieces, as many as there may be compilers at once; none where that is one.
-std::vector<std::string> pieces(const spec::line& line, std::uint64_t boolean_masks) {
-  const std::span<const compiled_pair> all = kPairs;
-  const std::size_t count = std::bit_floor(std::min(compilers_at_once(), all.size())), each = all.size() / count;
+// The same in as many pieces as there may be compilers at once; none where that is one. A pair takes each as long.
+std::vector<std::string> pieces(const spec::line& line, std::uint64_t boolean_masks,
+                                std::span<const compiled_pair> pairs) {
+  const std::size_t count = std::bit_floor(std::min(compilers_at_once(), pairs.size())), each = pairs.size() / count;
   std::vector<std::string> made;
   for (std::size_t i = 0; count > 1 && i < count; ++i)
-    made.push_back(plain_source(line, boolean_masks, all.subspan(i * each, each)));
+    made.push_back(plain_source(line, boolean_masks, pairs.subspan(i * each, each)));
   return made;
 }
 
 }  // namespace
 
-std::string source(const spec::line& line, std::uint64_t boolean_masks) {
-  return spec::with_definitions(plain_source(line, boolean_masks));
+std::string source(const spec::line& line, std::uint64_t boolean_masks, dtype x) {
+  return spec::with_definitions(plain_source(line, boolean_masks, pairs_for(x)));
 }
 
 namespace {
@@ -106,26 +113,31 @@ struct compiled_line {
   std::string why_not = {};
 };
 
-std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint64_t boolean_masks,
-                                              const std::string& structure) {
-  const std::string plain = plain_source(line, boolean_masks);
-  program what{spec::with_definitions(plain), structure, kCompilerOptions};
+std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint64_t boolean_masks, dtype x,
+                                              const std::string& label) {
+  const std::span<const compiled_pair> pairs = pairs_for(x);
+  const std::string plain = plain_source(line, boolean_masks, pairs);
+  program what{spec::with_definitions(plain), label, kCompilerOptions};
   if (what.source != plain) what.probe = kHeaders;
-  else what.pieces = pieces(line, boolean_masks);
+  else what.pieces = pieces(line, boolean_masks, pairs);
   try {
     void* library = compile_and_open(what);
     const std::shared_ptr<cpu_kernels> kernels(new cpu_kernels{}, [library](const cpu_kernels* all) {
       delete all;
       dlclose(library);
     });
-    for (const compiled_pair& pair : kPairs)
+    for (const compiled_pair& pair : pairs)
       (*kernels).*pair.member = *static_cast<const cpu_kernel_pair*>(symbol(library, pair.name));
-    if (kernels->f32.forward == nullptr)
+    if (((*kernels).*pairs.front().member).forward == nullptr)
       throw cannot_compile("this processor has no SIMD instructions that Highway knows");
     return std::make_shared<compiled_line>(compiled_line{kernels});
   } catch (const cannot_compile& e) {
     return std::make_shared<compiled_line>(compiled_line{nullptr, e.what()});
   }
+}
+
+std::string label_of(const std::string& structure, dtype x) {
+  return x == dtype::none ? structure : structure + ", " + torch_name_of(x);
 }
 
 recently_used<const compiled_line>& compiled_lines() {
@@ -135,19 +147,22 @@ recently_used<const compiled_line>& compiled_lines() {
 
 }  // namespace
 
-std::shared_ptr<const cpu_kernels> find_kernels(const spec::line& line, std::uint64_t boolean_masks) {
+std::shared_ptr<const cpu_kernels> find_kernels(const spec::line& line, std::uint64_t boolean_masks, dtype x) {
   const std::string structure = spec::structure(line, boolean_masks);
   if (const auto found = table().find(structure); found != table().end())
     return {std::shared_ptr<void>(), &found->second};
-  const std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
-  return found ? found->kernels : nullptr;
+  for (const dtype of : {x, dtype::none}) {
+    const std::shared_ptr<const compiled_line> found = compiled_lines().find(label_of(structure, of));
+    if (found && found->kernels) return found->kernels;
+  }
+  return nullptr;
 }
 
-std::shared_ptr<const cpu_kernels> kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
-  if (std::shared_ptr<const cpu_kernels> there = find_kernels(line, boolean_masks)) return there;
-  const std::string structure = spec::structure(line, boolean_masks);
-  std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
-  if (!found) found = compiled_lines().keep(structure, compiled(line, boolean_masks, structure));
+std::shared_ptr<const cpu_kernels> kernels_for(const spec::line& line, std::uint64_t boolean_masks, dtype x) {
+  if (std::shared_ptr<const cpu_kernels> there = find_kernels(line, boolean_masks, x)) return there;
+  const std::string label = label_of(spec::structure(line, boolean_masks), x);
+  std::shared_ptr<const compiled_line> found = compiled_lines().find(label);
+  if (!found) found = compiled_lines().keep(label, compiled(line, boolean_masks, x, label));
   if (!found->kernels) throw cannot_compile(found->why_not);
   return found->kernels;
 }

@@ -10,13 +10,15 @@
 
 namespace onepass::cpu {
 
-// From the table, or compiled with the system compiler at first use. Throws cannot_compile (src/compiler.h) where
-// neither is to be had, every time, though it tries once. They stay as long as somebody has them.
-std::shared_ptr<const cpu_kernels> kernels_for(const spec::line&, std::uint64_t boolean_masks);
+// Those for x of a dtype, from the table, or compiled with the system compiler at first use: others are null then. All
+// of them where x is none.
+// Throws cannot_compile (src/compiler.h) where neither is to be had, every time, though it tries once. They stay as
+// long as somebody has them.
+std::shared_ptr<const cpu_kernels> kernels_for(const spec::line&, std::uint64_t boolean_masks, dtype x);
 // Null where they would have to be compiled, or cannot be.
-std::shared_ptr<const cpu_kernels> find_kernels(const spec::line&, std::uint64_t boolean_masks);
+std::shared_ptr<const cpu_kernels> find_kernels(const spec::line&, std::uint64_t boolean_masks, dtype x);
 bool ahead_of_time(const spec::line&, std::uint64_t boolean_masks);
-std::string source(const spec::line&, std::uint64_t boolean_masks);  // what the compiler gets
+std::string source(const spec::line&, std::uint64_t boolean_masks, dtype x);  // what the compiler gets
 
 // Fills in the partition (a function of the shapes only) and returns the number of parts of column_partial, its own.
 int64 partition(arguments&, bool rowwise);

@@ -433,11 +433,12 @@ const char* onepass_common_lines() {
   });
 }
 
-const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks, bool may_compile) {
+const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks, int dtype, bool may_compile) {
   return answer([=](json& out) {
     const auto prepared = onepass::binding::prepared(text);
-    if (may_compile) prepared->prepare_on_cpu(boolean_masks);
-    out.begin('{').field("ready", may_compile || prepared->is_ready_on_cpu(boolean_masks)).end('}');
+    const auto x = static_cast<onepass::dtype>(dtype);
+    if (may_compile) prepared->prepare_on_cpu(boolean_masks, x);
+    out.begin('{').field("ready", may_compile || prepared->is_ready_on_cpu(boolean_masks, x)).end('}');
   });
 }
 

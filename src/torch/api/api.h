@@ -33,7 +33,7 @@ ONEPASS_API const char* onepass_beside_engines();
 ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,
                                           std::uint64_t wanted);
 ONEPASS_API const char* onepass_common_lines();
-ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks, bool may_compile);
+ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks, int dtype, bool may_compile);
 ONEPASS_API void onepass_interrupt();  // what is being compiled, in whatever thread
 ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype,
                                               std::int64_t columns);

@@ -29,8 +29,8 @@ const line_signature* find(const char* text, void** held) {
 
 void release(void* held) { delete static_cast<held_line*>(held); }
 
-bool is_ready_on_cpu(const line_signature& signature, std::uint64_t boolean_masks) {
-  return static_cast<const prepared_line*>(signature.line)->is_ready_on_cpu(boolean_masks);
+bool is_ready_on_cpu(const line_signature& signature, std::uint64_t boolean_masks, int x) {
+  return static_cast<const prepared_line*>(signature.line)->is_ready_on_cpu(boolean_masks, static_cast<dtype>(x));
 }
 
 bool plan(const line_signature& signature, int x, const std::int64_t* operand_types, std::uint64_t wanted,

@@ -22,7 +22,7 @@ inline Tensor sum_of_rows(const Tensor& gradient) {
   const line_signature& signature = bias.signature();
   const std::int64_t own = dtype_of(gradient);
   const bool has_kernel = is_floating(static_cast<dtype>(own)) && gradient.numel() > 0 &&
-                          (!gradient.is_cpu() || library.is_ready_on_cpu(signature, 0));
+                          (!gradient.is_cpu() || library.is_ready_on_cpu(signature, 0, static_cast<int>(own)));
   if (at::GradMode::is_enabled() || !has_kernel) return gradient.sum(0);
   static const std::string line = "bias";
   const variable_list nothing(saved_tensors::kOperands + 2);  // of the operand and of x, either
@@ -70,12 +70,12 @@ struct Linears : torch::autograd::Function<Linears> {
   }
 
  private:
-  // x, as it was saved, or made again.
-  static Tensor input(const AutogradContext& ctx, const variable_list& saved, std::size_t weights) {
+  // x, as it was saved, or made again, perhaps of float32, of which it was a cast.
+  static Tensor input(const AutogradContext& ctx, const variable_list& saved, std::size_t weights, at::ScalarType own) {
     const auto line = ctx.saved_data.find("line");
     if (line == ctx.saved_data.end()) return saved[0];
     const at::TensorList given = at::TensorList(saved).slice(1 + weights);
-    return differentiable(given, line->second.toStringRef(), std::nullopt, 0, 0, false)[0];
+    return differentiable(given, line->second.toStringRef(), std::nullopt, 0, 0, false)[0].to(own);
   }
 
   static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream,
@@ -99,7 +99,7 @@ struct Linears : torch::autograd::Function<Linears> {
         else of_x.addmm_(dy, weight);
       }
       if (ctx.needs_input_grad(i + 1)) {
-        if (!x.defined()) x = input(ctx, saved, count);
+        if (!x.defined()) x = input(ctx, saved, count, dy.scalar_type());
         results[i + 1] = dy.t().mm(x.reshape({-1, x.size(-1)}));
       }
       if (has_bias && ctx.needs_input_grad(bias)) results[bias] = sum_of_rows(dy);

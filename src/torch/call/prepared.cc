@@ -94,18 +94,24 @@ prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) 
   return *variants_.back();
 }
 
-const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks) const {
-  if (whole_ != nullptr) return whole_->cpu(boolean_masks);
-  variant& v = variant_for(boolean_masks);
+namespace {
+
+std::size_t place_of(dtype x) { return is_floating(x) ? static_cast<std::size_t>(x) : 0; }
+
+}  // namespace
+
+const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks, dtype x) const {
+  if (whole_ != nullptr) return whole_->cpu(boolean_masks, x);
+  std::shared_ptr<const cpu_kernels>& own = variant_for(boolean_masks).kernels[place_of(x)];
   {
     const std::lock_guard lock(mutex_);
-    if (v.kernels) return *v.kernels;
+    if (own) return *own;
   }
   std::shared_ptr<const cpu_kernels> kernels =
-      cpu::kernels_for(line, boolean_masks);  // may compile: not under the lock
+      cpu::kernels_for(line, boolean_masks, x);  // may compile: not under the lock
   const std::lock_guard lock(mutex_);
-  if (!v.kernels) v.kernels = std::move(kernels);  // what another thread has of it may not go
-  return *v.kernels;
+  if (!own) own = std::move(kernels);  // what another thread has of it may not go
+  return *own;
 }
 
 template <class Does>
@@ -119,27 +125,28 @@ bool prepared_line::each_part(std::uint64_t boolean_masks, const Does& does) con
          c.behind.each_part(boolean_masks >> (c.parts.weight + 1), does);
 }
 
-void prepared_line::prepare_on_cpu(std::uint64_t boolean_masks) const {
-  each_part(boolean_masks, [](const prepared_line& part, std::uint64_t masks) {
-    part.cpu(masks);
+void prepared_line::prepare_on_cpu(std::uint64_t boolean_masks, dtype x) const {
+  each_part(boolean_masks, [x](const prepared_line& part, std::uint64_t masks) {
+    part.cpu(masks, x);
     return true;
   });
 }
 
-bool prepared_line::is_ready_on_cpu(std::uint64_t boolean_masks) const {
-  if (boolean_masks == 0 && is_ready_.load(std::memory_order_relaxed)) return true;
-  const bool ready = each_part(boolean_masks, [](const prepared_line& part, std::uint64_t masks) {
-    variant& v = part.variant_for(masks);
+bool prepared_line::is_ready_on_cpu(std::uint64_t boolean_masks, dtype x) const {
+  const unsigned bit = 1u << static_cast<unsigned>(x);
+  if (boolean_masks == 0 && (ready_.load(std::memory_order_relaxed) & bit) != 0) return true;
+  const bool ready = each_part(boolean_masks, [x](const prepared_line& part, std::uint64_t masks) {
+    std::shared_ptr<const cpu_kernels>& own = part.variant_for(masks).kernels[place_of(x)];
     {
       const std::lock_guard lock(part.mutex_);
-      if (v.kernels) return true;
+      if (own) return true;
     }
-    std::shared_ptr<const cpu_kernels> kernels = cpu::find_kernels(part.line, masks);
+    std::shared_ptr<const cpu_kernels> kernels = cpu::find_kernels(part.line, masks, x);
     const std::lock_guard lock(part.mutex_);
-    if (!v.kernels) v.kernels = std::move(kernels);
-    return v.kernels != nullptr;
+    if (!own) own = std::move(kernels);
+    return own != nullptr;
   });
-  if (ready && boolean_masks == 0) is_ready_.store(true, std::memory_order_relaxed);
+  if (ready && boolean_masks == 0) ready_.fetch_or(bit, std::memory_order_relaxed);
   return ready;
 }
 

@@ -1,6 +1,7 @@
 // Lines that have been parsed, by text, for the whole process.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -34,18 +35,18 @@ class prepared_line {
   const line_signature signature;
   const std::unique_ptr<const prepared_line> differentiable;  // the part that backward is of, where that is not all
 
-  // Of a line without `linear`; as long as the line is.
-  const cpu_kernels& cpu(std::uint64_t boolean_masks) const;
+  // Of a line without `linear`, for x of a dtype; as long as the line is.
+  const cpu_kernels& cpu(std::uint64_t boolean_masks, dtype x) const;
   const std::string& type_text(std::uint64_t boolean_masks, bool backward) const;
 
-  void prepare_on_cpu(std::uint64_t boolean_masks) const;   // all that the line is made of
-  bool is_ready_on_cpu(std::uint64_t boolean_masks) const;  // whether nothing of it would have to be compiled
+  void prepare_on_cpu(std::uint64_t boolean_masks, dtype x) const;   // all that the line is made of
+  bool is_ready_on_cpu(std::uint64_t boolean_masks, dtype x) const;  // whether nothing of it would have to be compiled
 
  private:
   struct variant {
     std::uint64_t boolean_masks;
     std::string forward, backward;
-    std::shared_ptr<const cpu_kernels> kernels;
+    std::array<std::shared_ptr<const cpu_kernels>, 1 + static_cast<std::size_t>(dtype::f16)> kernels;  // by x's dtype
   };
   variant& variant_for(std::uint64_t boolean_masks) const;
   // Of each line that has kernels, with the boolean masks that are its; until one says false.
@@ -54,7 +55,7 @@ class prepared_line {
 
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<variant>> variants_;  // few: one for each choice of boolean and additive masks
-  mutable std::atomic<bool> is_ready_{false};               // without boolean masks
+  mutable std::atomic<unsigned> ready_{0};                  // without boolean masks: a bit for each dtype of x
 };
 
 struct prepared_contraction {

@@ -70,7 +70,7 @@ cuda::request request_of(const frame& f, const spec::gradients& plan) {
   return cuda::request_of(f, plan, f.line.type_text(f.boolean_masks, true));
 }
 
-cpu::row_call row_call_of(const frame& f) { return {f.line.cpu(f.boolean_masks), f.a, f.type}; }
+cpu::row_call row_call_of(const frame& f) { return {f.line.cpu(f.boolean_masks, f.type), f.a, f.type}; }
 
 int stream_stores(const frame& f, std::int64_t tensors) {
   static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);
@@ -82,7 +82,7 @@ void run_forward(frame& f) {
     forward_on_cuda(f, request_of(f, false));
     return;
   }
-  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
+  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks, f.type);
   cpu::require_targets(f.line.line, f.a);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
   cpu::partition(f.a, f.line.line.takes_whole_rows());
@@ -128,7 +128,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
                          f.on.index, stream, f.a.groups.count);
     return;
   }
-  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
+  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks, f.type);
   f.a.stream_stores = stream_stores(f, 1);
   cpu::partition(f.a, f.line.line.takes_whole_rows());
   const std::uint64_t stored = stored_by_kernel(plan, false, f.a.groups.blocks);

@@ -17,9 +17,9 @@
 
 namespace onepass::binding {
 
-bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks) {
+bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks, dtype x) {
   try {
-    line.cpu(boolean_masks);
+    line.cpu(boolean_masks, x);
     return true;
   } catch (const cannot_compile&) {
     return false;
@@ -101,7 +101,7 @@ bool serves(const backward_call& call) {
   const std::uint64_t masks = boolean_masks_of(c.parts.weight, [&](int i) {
     return static_cast<dtype>(call.operand_types[static_cast<std::size_t>(i)] % kBroadcast);
   });
-  return device_of(*w).is_cuda() || has_kernels(line, masks);
+  return device_of(*w).is_cuda() || has_kernels(line, masks, dtype_of(*w));
 }
 
 // Gathers the whole line's gradients from those of its two parts.
@@ -170,7 +170,7 @@ std::vector<Tensor> operands_with_features(const forward_call& call, const Tenso
 bool has_small_n_kernels(const forward_call& call, const Tensor& w) {
   const std::uint64_t masks = boolean_masks_of(
       call.line.contraction->parts.weight, [&](int i) { return dtype_of(call.operands[static_cast<std::size_t>(i)]); });
-  return has_kernels(line_with_features(call, w), masks);
+  return has_kernels(line_with_features(call, w), masks, dtype_of(call.x));
 }
 
 std::vector<Tensor> forward_small_n(const forward_call& call, bool save_statistics, const Tensor& w,

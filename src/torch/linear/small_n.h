@@ -11,7 +11,7 @@
 namespace onepass::binding {
 
 // Whether the line's kernels for the CPU are there, or can be compiled.
-bool has_kernels(const prepared_line&, std::uint64_t boolean_masks);
+bool has_kernels(const prepared_line&, std::uint64_t boolean_masks, dtype x);
 
 Tensor row_of(const Tensor& matrix, std::int64_t row);
 // A view of a dense tensor that has the rows of the arguments, each of `features` elements.

@@ -58,7 +58,7 @@ void run_backward(frames& all, const spec::gradients& plan, const column_views& 
     const column_parts parts(every, outputs, dtype::f64);
     for (frame* f : some) {
       f->a.stream_stores = stream_stores(*f, 1);
-      cpu::run_backward(f->line.cpu(f->boolean_masks), f->a, f->type);
+      cpu::run_backward(f->line.cpu(f->boolean_masks, f->type), f->a, f->type);
     }
     parts.add_on_cpu();
     return;

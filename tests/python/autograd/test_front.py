@@ -43,7 +43,7 @@ def compiled():
 @pytest.fixture(scope="module", autouse=True)
 def ready():
     """What would have to be compiled is not for the front."""
-    _native.cpu_prepare("scale", 0)
+    _native.cpu_prepare("scale", 0, torch.float32)
 
 
 def taken(*call):

@@ -33,6 +33,8 @@ HOLDS = {
 }
 """The types of what a line may compute from rows of a type: those that hold all of it, and no more than it computes
 in."""
+WIDE = "keep(float32)"
+"""Of a value of float32 beside x of 16 bits, as residual streams are under autocast."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,12 @@ class Chain:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what it returns has x's dtype, as a line's results have. Where rows are counted otherwise on the way,
-        all of it must be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a number for
-        each of the value's."""
+        """Whether what it returns has x's dtype, as a line's results have, or that in which a value is kept. Where rows
+        are counted otherwise on the way, all of it must be viewed alike: sizes are numbers, and each operand is a
+        column, a matrix or has a number for each of the value's."""
         x, results = value_of(self.x), [value_of(node) for node in self.results]
-        if any(result.dtype != x.dtype for result in results):
+        kept = [torch.float32 if word == WIDE else x.dtype for word in self.words if about(word).kind == "keep"]
+        if any(result.dtype != dtype for result, dtype in zip(results, (x.dtype, *kept))):
             return False
         if not self.is_viewed:
             return True
@@ -123,7 +126,8 @@ class Chain:
         """With one more step; the value before it is returned, too, where others need it."""
         words, kept = self.words, self.results[1:]
         if keeps:
-            words, kept = (*words, "keep"), (*kept, self.result)
+            is_wide = value_of(self.result).dtype == torch.float32 != value_of(self.x).dtype
+            words, kept = (*words, WIDE if is_wide else "keep"), (*kept, self.result)
         if step.words == ("gate",):
             if keeps or not words or about(words[-1]).kind != "activation":
                 return None
@@ -194,7 +198,10 @@ def with_less_saved(chain: Chain) -> Chain:
         at = _sum_of_products(chain)
     if not any(about(word).operand == "tensor" for word in chain.words[:at]):
         return chain
-    words = (*chain.words[:at], "keep", *chain.words[at:])
+    added = [value_of(o) for kind, o in zip(chain.kinds, chain.operands) if kind == "tensor"]
+    count = sum(about(word).operand == "tensor" for word in chain.words[:at])
+    is_wide = value_of(chain.x).dtype.itemsize == 2 and any(value.dtype == torch.float32 for value in added[:count])
+    words = (*chain.words[:at], WIDE if is_wide else "keep", *chain.words[at:])
     return replace(chain, words=words) if is_line(words) else chain
 
 
@@ -479,10 +486,18 @@ def _grown(chain: Chain, steps_of: Callable[[fx.Node], tuple[Step, ...]]) -> Ite
         begins = not chain.nodes
         moves_nothing = not step.words and operation(step.result).name != "cast"
         others = not begins and any(user not in step.nodes for user in value.users)
-        if begins and moves_nothing or others and not any(about(word).kind == "row" for word in step.words):
-            continue  # two chains would move less than one that keeps a value
+        if begins and moves_nothing or others and not _may_keep(chain, step):
+            continue
         if (longer := chain.extended(step, keeps=others)) is not None:
             yield from _grown(longer, steps_of)
+
+
+def _may_keep(chain: Chain, step: Step) -> bool:
+    """Whether a chain may go on behind a value that others need: two chains would move less than one that keeps it, but
+    where a row word takes it, or where what is kept in float32 is the result of a norm that others take as x's type."""
+    if step.words:
+        return any(about(word).kind == "row" for word in step.words)
+    return chain.has("row") and value_of(step.result).dtype == value_of(chain.x).dtype != value_of(chain.result).dtype
 
 
 def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:

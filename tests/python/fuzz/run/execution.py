@@ -258,8 +258,8 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             return ""
         return "onepass" if attention else choose(call)
 
-    def ahead_of_time(text: str, masks: int) -> bool:
-        return "dropout" not in text and prepare(text, masks)
+    def ahead_of_time(text: str, *of: Any) -> bool:
+        return "dropout" not in text and prepare(text, *of)
 
     def all_groups(graph: Any, *_: Any) -> list:
         return [] if fusing.changes_shapes(graph) else fusing.group_norms(graph)
