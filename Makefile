@@ -9,6 +9,8 @@ export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean help
 export NO_MKDOCS_2_WARNING := 1
+# Of 19,000 files most are never imported: Python compiles those that are.
+PIP = $(BIN)/python -m pip install --quiet --no-compile
 
 # ninja shares out its own work: of make's, which `-j` hands on, it would say that it cannot.
 BUILD := MAKEFLAGS= cmake --build build
@@ -62,7 +64,7 @@ packages: $(VENV)/stamp
 	$(MAKE) --no-print-directory -j 1 $(PACKAGES)
 
 wheel: $(VENV)/stamp  ## the wheel, in dist/, checked and tried with the oldest torch and the newest
-	$(BIN)/python tools/requirements.py wheel | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/requirements.py wheel | $(PIP) -r /dev/stdin
 	$(BIN)/python tools/wheel --test-with 2.10 2.15
 
 bench: PACKAGES := $(VENV)/demo.stamp
@@ -76,7 +78,7 @@ bench-instructions: lib  ## instructions of the CPU's kernels, counted by valgri
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 
 sanitize: lib  ## every CUDA kernel under compute-sanitizer, on a GPU: some two minutes
-	$(BIN)/python tools/requirements.py sanitize | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/requirements.py sanitize | $(PIP) -r /dev/stdin
 	$(BIN)/python tools/sanitize
 
 lint: $(VENV)/test.stamp  ## format and lint, with clang-tidy, which takes minutes and is not in CI
@@ -98,13 +100,13 @@ help:  ## this list
 $(VENV)/cmake.stamp: pyproject.toml tools/requirements.py tools/system-packages
 	tools/system-packages
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python tools/requirements.py build | grep -e ^cmake -e ^ninja | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(PIP) --upgrade pip
+	$(BIN)/python tools/requirements.py build | grep -e ^cmake -e ^ninja | $(PIP) -r /dev/stdin
 	touch $@
 
 # With the package as it lies here, and its command.
 $(VENV)/stamp: $(VENV)/cmake.stamp
-	$(BIN)/python tools/requirements.py build dependencies | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/requirements.py build dependencies | $(PIP) -r /dev/stdin
 	echo $(CURDIR)/python > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onepass.pth"
 	printf '#!/bin/sh\nexec "%s" -m onepass "$$@"\n' $(BIN)/python > $(BIN)/onepass
 	chmod +x $(BIN)/onepass
@@ -115,5 +117,5 @@ $(VENV)/demo.stamp: EXTRAS := demo bench
 $(VENV)/train.stamp: EXTRAS := train libraries
 $(VENV)/docs.stamp: EXTRAS := docs
 $(VENV)/test.stamp $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp: $(VENV)/stamp
-	$(BIN)/python tools/requirements.py $(EXTRAS) | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/requirements.py $(EXTRAS) | $(PIP) -r /dev/stdin
 	touch $@

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import onepass
+from onepass import _native
 
 # For the processes that tests start: the same package as here.
 os.environ["PYTHONPATH"] = str(Path(onepass.__file__).resolve().parent.parent)
@@ -26,6 +27,16 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_for_every_dtype():
+    """Most tests take a line in several: its kernels are compiled together, in half the time. Processes that tests
+    start compile for one, as users' do."""
+    prepare = _native.cpu_prepare
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "cpu_prepare", lambda line, masks, dtype: prepare(line, masks, None))
+        yield
 
 
 @pytest.fixture(autouse=True)
