@@ -16,8 +16,15 @@
 
 namespace onepass::cuda {
 
-// Kernels run: in an emulator where there is no device.
-using Emulated = Nvrtc;
+// Kernels run: in an emulator where there is no device. The lines beside which they are right are compiled for the CPU
+// at first use, without optimisation.
+class Emulated : public Nvrtc {
+ protected:
+  void SetUp() override {
+    setenv("ONEPASS_CXX", ONEPASS_SOURCE_DIR "/tests/python/quick-compiler", 0);
+    Nvrtc::SetUp();
+  }
+};
 
 template <class... Parameters>
 void call_driver(const char* name, Parameters... parameters) {
