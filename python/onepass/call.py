@@ -232,6 +232,8 @@ def _draw(x, generator, shard: int = 0) -> torch.Tensor:
 
 def runs_on_cpu(line: Line, dtype: torch.dtype, operands) -> bool:
     """Whether the line's CPU kernels for x of a dtype exist or can be compiled; where not, warns once."""
+    if line.weight is not None and operands[line.weight].dtype != dtype:
+        dtype = None  # what stands behind the product has the matrix's: kernels for all dtypes
     masks = 0
     for i in line._mask_operands:
         masks |= int(operands[i].dtype == torch.bool) << i
@@ -244,7 +246,7 @@ def runs_on_cpu(line: Line, dtype: torch.dtype, operands) -> bool:
 
 
 @assume_constant_result
-def _prepare_on_cpu(text: str, masks: int, dtype: torch.dtype) -> bool:
+def _prepare_on_cpu(text: str, masks: int, dtype: torch.dtype | None) -> bool:
     try:
         _native.cpu_prepare(text, masks, dtype)
     except _native.CannotCompile as missing:

@@ -136,7 +136,7 @@ class Line:
         self.backward_op = getattr(torch.ops.onepass, f"{kind}_backward").default
         self._matrix_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "contraction"]
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
-        self._ready_on_cpu: dict[tuple[int, torch.dtype], bool] = {}
+        self._ready_on_cpu: dict[tuple[int, torch.dtype | None], bool] = {}
 
     def __call__(
         self, x, *operands, training: bool = True, generator: torch.Generator | None = None, stack: bool = False

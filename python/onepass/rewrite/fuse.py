@@ -97,9 +97,9 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
         name_linear(graph)
     how = {"profile": profile, "training": training, "then": then}
     found = chains(graph, functools.partial(gain_behind_products, **how))
-    if training:
-        found = [with_less_saved(chain) for chain in found]
     order = Order(graph)
+    if training:
+        found = [longer if order.place(longer := with_less_saved(chain)) else chain for chain in found]
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
     found = with_linear_layers(graph, found, device_of(graph), profile, training)
     found = apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)

@@ -112,6 +112,8 @@ def _with_its_holder(chain: Chain, claimed: set[fx.Node]) -> Chain | None:
     weight = value_of(layer.operands[0])
     if not weight.requires_grad or not is_contiguous(weight):  # as its gradient then is
         return None
+    if weight.dtype != value.dtype and len(layer.operands[0].users) > 1:
+        return None  # autocast casts it once for all of them, and a line for itself
     joined = _joined(chain, replace(layer, words=(prices.PYTORCHS, *layer.words[1:])))
     if not joined.is_line or not _reads_no_more(_parse(joined.line), _parse(chain.line)):
         return None

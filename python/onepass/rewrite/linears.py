@@ -118,6 +118,8 @@ def made_of(node: fx.Node) -> tuple[str, tuple[fx.Node, ...]] | tuple[()]:
     nothing where there is none. What it makes may be of float32, of which the tensor is a cast."""
     op = operation(node)
     source = op.arguments[0] if op is not None and op.name == "cast" else node
+    if source is not node and value_of(source).dtype != torch.float32:
+        return ()  # float32 of what the line has rounded, or kept wider
     call, index = (source.args[0], source.args[1]) if source.target is item else (source, 0)
     if call.target is not fused or index != 0 or call.kwargs:
         return ()

@@ -174,6 +174,8 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     back = inverse(turned)
     after = call
     for i, (node, value) in enumerate(zip(chain.results, values)):
+        if i > 0 and set(node.users) <= chain.nodes:
+            continue  # kept for backward alone
         result = call
         if not one:
             result = after = _behind(graph, after, given[i], "call_function", item, (call, i))

@@ -69,10 +69,10 @@ constexpr compiled_pair kPairs[] = {
     {"onepass_all_f32", "float, forward_line, backward_line, dtype::f32", &cpu_kernels::all_f32},
     {"onepass_f64", "double, forward_line, backward_line", &cpu_kernels::f64}};
 
-// Those that `choose` may choose for x of a dtype; all for none.
+// Those that `choose` may choose for x of a dtype; all for none, and for what has no kernels.
 std::span<const compiled_pair> pairs_for(dtype x) {
   const std::span<const compiled_pair> all = kPairs;
-  if (x == dtype::none) return all;
+  if (!is_floating(x)) return all;
   if (x == dtype::f64) return all.subspan(3, 1);
   if (x == dtype::f32) return all.subspan(1, 2);
   return x == dtype::bf16 ? all.subspan(0, 2) : all.subspan(1, 1);

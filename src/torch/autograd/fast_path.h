@@ -36,7 +36,10 @@ inline bool is_ready(const line_signature& signature, at::TensorList tensors) {
   std::uint64_t boolean = 0;
   for (std::size_t i = 1; i < tensors.size(); ++i)
     boolean |= std::uint64_t{tensors[i].scalar_type() == at::kBool} << (i - 1);
-  return library.is_ready_on_cpu(signature, boolean, static_cast<int>(dtype_of(tensors[0])));
+  const at::ScalarType x = tensors[0].scalar_type();
+  const bool is_one =
+      signature.weight < 0 || tensors[1 + static_cast<std::size_t>(signature.weight)].scalar_type() == x;
+  return library.is_ready_on_cpu(signature, boolean, is_one ? static_cast<int>(dtype_of(tensors[0])) : 0);
 }
 
 inline std::vector<Tensor> run(const line_signature& signature, at::TensorList tensors, const std::string& line) {

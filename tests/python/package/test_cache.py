@@ -364,6 +364,24 @@ for ours, exact in zip((y, *got), (expected, *want)):
 
 
 @one_entry_a_line
+def test_what_stands_behind_a_matrix_of_another_dtype(tmp_path):
+    """Is compiled before the line runs, as all of it: where that fails, the composition runs."""
+    program = """
+import torch, onepass
+x, g, h = torch.randn(4, 8), torch.randn(8), torch.randn(6, dtype=torch.bfloat16)
+for weight in (torch.randn(6, 8), torch.randn(6, 8, dtype=torch.bfloat16)):
+    print(onepass.fused("gelu | scale | linear | tanh | scale | softplus", x, g, weight, h).dtype)
+"""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\ngrep -q bf16 "$@" 2> /dev/null && exit 1\nexec {COMPILER} "$@"\n')
+    compiler.chmod(0o755)
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path / "cache"), "ONEPASS_CXX": str(compiler)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["torch.float32", "torch.bfloat16"]
+    assert done.stderr.count("runs as a composition of PyTorch operators") == 1, done.stderr
+
+
 def test_several_compilers_make_one_entry(tmp_path):
     """Each makes one of the pairs of kernels that a dtype has; all of them are called."""
     dtypes = ("float32", "float64", "bfloat16", "float16")

@@ -1,6 +1,7 @@
 """What a fused model holds for backward: a sum, not all that was added, and not what backward can make again."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -231,7 +232,10 @@ class Stream(nn.Module):
         (False, ["add | keep(float32) | rms_norm(1e-06) | scale", "gate(silu) | linear(unfused)"]),
         (
             True,
-            ["bias | add | layer_norm(1e-05) | scale | bias | keep(float32)", "gate(silu) | linear(unfused) | bias"],
+            [
+                "bias | add | keep(float32) | layer_norm(1e-05) | scale | bias | keep(float32)",
+                "gate(silu) | linear(unfused) | bias",
+            ],
         ),
     ],
     ids=["before", "behind"],
@@ -251,4 +255,95 @@ def test_under_autocast(device, behind, lines, dtype):
     for mine, its, right in zip(ours, theirs, exact, strict=True):
         assert mine.dtype == its.dtype
         assert (mine - right).norm() <= 1.2 * (its - right).norm() + 1e-6 * right.norm()
-    assert after < before - (0.9 if behind else 3.9) * x.nbytes
+    assert after < before - (1.4 if behind else 3.9) * x.nbytes
+
+
+def autocast_pair(function, *tensors, dtype=torch.bfloat16):
+    """Of a function and the same fused: its results, and the gradients of what has one."""
+    fused = onepass.fuse(function, device="h200")
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for call in (fused, function):
+        generator.manual_seed(1)
+        with torch.autocast(tensors[0].device.type, dtype):
+            result = call(*tensors)
+        upstream = torch.randn(result.shape, generator=generator).to(result)
+        found.append((result, *torch.autograd.grad(result, [t for t in tensors if t.requires_grad], upstream)))
+    return fused, *found
+
+
+@pytest.mark.parametrize("kind", ["column", "columns", "written out"])
+def test_sums_of_float32_stay_that(device, kind):
+    """Where nobody else asks for them as well: backward has them kept, and not in 16 bits, whose rounding would be all
+    that is left of sums that are large beside their deviation."""
+    x, weight, bias = (
+        torch.randn(s, device=device, requires_grad=True) for s in ((ROWS, WIDTH), (WIDTH, WIDTH), WIDTH)
+    )
+    gamma = torch.rand(4, 1, WIDTH, device=device) if kind == "columns" else torch.rand(WIDTH, device=device)
+
+    def function(x, weight, bias):
+        product, other = F.linear(x, weight), F.linear(x, weight.square()) * 0 + 256
+        if kind == "written out":
+            total = product.float() * 0.3 + other
+        elif kind == "column":
+            total = product * gamma + other
+        else:
+            total = (product.view(4, -1, WIDTH) * gamma + other.view(4, -1, WIDTH)).view(ROWS, WIDTH)
+        return F.linear(F.layer_norm(total, (WIDTH,), bias, bias), weight)
+
+    fused, ours, theirs = autocast_pair(function, x, weight, bias)
+    assert any("layer_norm" in line.line for line in onepass.report(fused).lines)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert (mine - its).norm() <= 2e-2 * its.norm()
+
+
+def test_what_was_rounded_is_made_again_rounded(device):
+    """Layers in float32 of a norm's result that autocast has in 16 bits."""
+    x, first, *others = (
+        torch.randn(s, device=device, requires_grad=True) for s in ((ROWS, WIDTH), *[(WIDTH, WIDTH)] * 3)
+    )
+
+    def function(x, first, second, third):
+        total = x + F.linear(x, first)
+        hidden = F.rms_norm(total, (WIDTH,), eps=1e-6).to(torch.bfloat16)
+        with torch.autocast(x.device.type, enabled=False):
+            return total + F.linear(hidden.float(), second) + F.linear(hidden.float(), third)
+
+    _, ours, theirs = autocast_pair(function, x, first, *others)
+    for mine, its in zip(ours[3:], theirs[3:], strict=True):  # of the weights that are not cast
+        assert (mine - its).norm() <= 3e-4 * its.norm()
+
+
+@pytest.mark.parametrize("norm", [F.layer_norm, functools.partial(F.rms_norm, eps=1e-6)], ids=["layer", "rms"])
+def test_norms_behind_sums_hold_the_sum_alone(device, norm):
+    """As in BERT: what follows takes a norm's result in float32, and a layer takes it in 16 bits."""
+    x, *weights = (torch.randn(s, device=device, requires_grad=True) for s in ((ROWS, WIDTH), *[(WIDTH, WIDTH)] * 3))
+
+    def function(x, *weights):
+        for weight in weights:
+            x = norm(x + F.linear(x, weight), (WIDTH,))
+        return x
+
+    fused, ours, theirs = autocast_pair(function, x, *weights)
+    assert "add | keep(float32)" in str(onepass.report(fused).lines)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert (mine - its).norm() <= 2e-2 * its.norm()
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        before, after = saved_bytes(lambda: function(x, *weights)), saved_bytes(lambda: fused(x, *weights))
+    assert after <= before + x.nbytes // 10
+
+
+def test_a_weight_that_several_layers_have_is_cast_once(device):
+    weights = [torch.randn(WIDTH, WIDTH, device=device, requires_grad=True) for _ in range(3)]
+    x = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
+
+    def function(x, gate, up, down):
+        for _ in range(3):
+            x = x + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+        return x
+
+    fused = onepass.fuse(function, device="h200")
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        fused(x, *weights)
+    lines = [line.line for line in onepass.report(fused).lines]
+    assert "gate(silu)" in lines and not any("linear" in line for line in lines)

@@ -45,7 +45,8 @@ class Chain:
     `met` are the shapes of the values that operands met on the way, None of a matrix. `passes` are casts and views that
     it looks through and that others may need as well. Where it passes a permutation of the dimensions before the last,
     `orders` are those in which the result has the dimensions of each input, () where they are as they were; the shapes
-    that were met are in the result's order.
+    that were met are in the result's order. `taken` are the nodes whose values the words take, one for each word, as
+    long as nothing else was joined.
     """
 
     words: tuple[str, ...]
@@ -56,6 +57,7 @@ class Chain:
     met: tuple[Size | None, ...] = ()
     passes: frozenset[fx.Node] = frozenset()
     orders: tuple[tuple[int, ...], ...] = ()
+    taken: tuple[fx.Node, ...] = ()
 
     @property
     def line(self) -> str:
@@ -124,10 +126,9 @@ class Chain:
 
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
-        words, kept = self.words, self.results[1:]
+        words, kept, taken = self.words, self.results[1:], self.taken
         if keeps:
-            is_wide = value_of(self.result).dtype == torch.float32 != value_of(self.x).dtype
-            words, kept = (*words, WIDE if is_wide else "keep"), (*kept, self.result)
+            words, kept, taken = (*words, self._keep_of(self.result)), (*kept, self.result), (*taken, self.result)
         if step.words == ("gate",):
             if keeps or not words or about(words[-1]).kind != "activation":
                 return None
@@ -135,7 +136,7 @@ class Chain:
         elif _is_said_by_gate(step.words, words, keeps):
             return None
         else:
-            words = (*words, *step.words)
+            words, taken = (*words, *step.words), (*taken, *[step.x] * len(step.words))
         if len(words) > LONGEST_LINE or not is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
         if any(map(_has_machine_epsilon, step.words)) and value_of(step.x).dtype != value_of(self.x).dtype:
@@ -148,10 +149,22 @@ class Chain:
                 return None
             orders = tuple(permuted(before, step.order) for before in orders or ((),) * len(self.inputs))
             met = tuple(permuted(shape, step.order) for shape in met)
-        longer = Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes, orders)
+        passes = (self.passes | step.passes) - nodes
+        longer = Chain(words, self.x, operands, results, nodes, met, passes, orders, taken)
         if orders and (longer.is_viewed or longer.has("dropout")):
             return None  # rows cannot be counted, or what is drawn would follow their order
         return longer if longer._has_columns_for_all() else None
+
+    def _keep_of(self, node: fx.Node) -> str:
+        """The word that keeps a node's value as it is."""
+        return WIDE if value_of(node).dtype == torch.float32 and value_of(self.x).dtype.itemsize == 2 else "keep"
+
+    def keeping(self, at: int) -> Chain:
+        """With what the word there takes kept; for nobody, where nobody asks for it, so that backward has it."""
+        node = self.taken[at]
+        words = (*self.words[:at], self._keep_of(node), *self.words[at:])
+        results = (self.result, node, *self.results[1:]) if self.has("keep") else self.results
+        return replace(self, words=words, results=results, taken=(*self.taken[:at], node, *self.taken[at:]))
 
     def _holds(self, node: fx.Node) -> bool:
         """Whether nothing is lost where x's numbers take the node's type."""
@@ -191,18 +204,15 @@ def with_less_saved(chain: Chain) -> Chain:
     """For training: a sum is kept where backward would else need all that was added. Forward writes more, and backward
     reads as much less. So is the sum before a norm, and one of products, which nobody else holds, before a word that
     needs it, as an adapter's before an activation."""
-    if chain.has("keep"):
+    if any(about(word).kind == "keep" for word in chain.words[:-1]):
         return chain
     at = next((i for i, word in enumerate(chain.words) if "normalises" in about(word).properties), None)
     if at is None:
-        at = _sum_of_products(chain)
+        at = 0 if chain.has("keep") else _sum_of_products(chain)
     if not any(about(word).operand == "tensor" for word in chain.words[:at]):
         return chain
-    added = [value_of(o) for kind, o in zip(chain.kinds, chain.operands) if kind == "tensor"]
-    count = sum(about(word).operand == "tensor" for word in chain.words[:at])
-    is_wide = value_of(chain.x).dtype.itemsize == 2 and any(value.dtype == torch.float32 for value in added[:count])
-    words = (*chain.words[:at], WIDE if is_wide else "keep", *chain.words[at:])
-    return replace(chain, words=words) if is_line(words) else chain
+    longer = chain.keeping(at)
+    return longer if is_line(longer.words) else chain
 
 
 def _sum_of_products(chain: Chain) -> int:
