@@ -99,7 +99,8 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     found = chains(graph, functools.partial(gain_behind_products, **how))
     order = Order(graph)
     if training:
-        found = [longer if order.place(longer := with_less_saved(chain)) else chain for chain in found]
+        longer = [(with_less_saved(chain), chain) for chain in found]
+        found = [more if more is chain or order.place(more) else chain for more, chain in longer]
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
     found = with_linear_layers(graph, found, device_of(graph), profile, training)
     found = apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)

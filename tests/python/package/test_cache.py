@@ -372,10 +372,8 @@ x, g, h = torch.randn(4, 8), torch.randn(8), torch.randn(6, dtype=torch.bfloat16
 for weight in (torch.randn(6, 8), torch.randn(6, 8, dtype=torch.bfloat16)):
     print(onepass.fused("gelu | scale | linear | tanh | scale | softplus", x, g, weight, h).dtype)
 """
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\ngrep -q bf16 "$@" 2> /dev/null && exit 1\nexec {COMPILER} "$@"\n')
-    compiler.chmod(0o755)
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path / "cache"), "ONEPASS_CXX": str(compiler)}
+    compiler = compiler_of(tmp_path, 'for word; do case $word in *.cc) ! grep -q bf16 "$word" || exit 1 ;; esac; done')
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path / "cache"), "ONEPASS_CXX": compiler}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["torch.float32", "torch.bfloat16"]

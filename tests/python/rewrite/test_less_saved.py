@@ -258,14 +258,13 @@ def test_under_autocast(device, behind, lines, dtype):
     assert after < before - (1.4 if behind else 3.9) * x.nbytes
 
 
-def autocast_pair(function, *tensors, dtype=torch.bfloat16):
+def autocast_pair(function, *tensors):
     """Of a function and the same fused: its results, and the gradients of what has one."""
     fused = onepass.fuse(function, device="h200")
-    generator = torch.Generator().manual_seed(1)
     found = []
     for call in (fused, function):
-        generator.manual_seed(1)
-        with torch.autocast(tensors[0].device.type, dtype):
+        generator = torch.Generator().manual_seed(1)
+        with torch.autocast(tensors[0].device.type, torch.bfloat16):
             result = call(*tensors)
         upstream = torch.randn(result.shape, generator=generator).to(result)
         found.append((result, *torch.autograd.grad(result, [t for t in tensors if t.requires_grad], upstream)))
