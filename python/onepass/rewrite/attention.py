@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 
@@ -14,9 +15,10 @@ from onepass.functional._engines import Call, call_of, choose
 from onepass.graph.effects import UNKNOWN, changes_shapes, effects_of, remove_unused
 from onepass.graph.operations import APART, called, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
+from onepass.rewrite.rewriter import before_moves
 from onepass.word import about
 
-__all__ = ["drop_second_copies", "put_own_attention", "take_before_copies", "with_products"]
+__all__ = ["drop_second_copies", "fold_scales", "put_own_attention", "take_before_copies", "with_products"]
 
 
 def with_products(chain: Chain) -> Chain:
@@ -81,6 +83,43 @@ def _with_values(chain: Chain) -> Chain:
         results=(product, *((weights,) if keeps else ())),
         nodes=chain.nodes | passed | {product},
     )
+
+
+def fold_scales(graph: fx.Graph) -> None:
+    """Gives PyTorch's attention the number by which a model multiplies its queries before (Whisper, BART), as part of
+    its scale: one tensor less is written, and saved."""
+    if changes_shapes(graph):
+        return
+    order = Order(graph)
+    for node in list(graph.nodes):
+        op = operation(node)
+        if op is None or op.name != "attention":
+            continue
+        query, key, value, mask, p, is_causal, scale, grouped = op.arguments
+        scaled, moves = before_moves(query)
+        if (found := _times_number(scaled)) is None or len(scaled.users) > 1:
+            continue
+        source, number = found
+        features = value_of(query).shape[-1]
+        known = scale is None and isinstance(features, int) or isinstance(scale, (int, float))
+        if not known or order.is_written({source}, order.index[source]):
+            continue
+        number *= features**-0.5 if scale is None else scale
+        if order.attends(node, (query, key, value, mask, p, is_causal, number, grouped)):
+            (moves[-1] if moves else node).replace_input_with(scaled, source)
+            graph.erase_node(scaled)
+
+
+def _times_number(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """What a node multiplies with a number above 0, and that; if both lie in memory alike."""
+    op = operation(node)
+    if op is None or op.name != "mul" or effects_of(node).writes:
+        return None
+    source, number = op.arguments if is_tensor(op.arguments[0]) else reversed(op.arguments)
+    if not is_tensor(source) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+        return None
+    before, after = value_of(source), value_of(node)
+    return (source, number) if before.dtype == after.dtype and lies_as(before, after) else None
 
 
 def take_before_copies(graph: fx.Graph) -> None:

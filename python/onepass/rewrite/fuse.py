@@ -19,7 +19,13 @@ from onepass.graph.operations import is_tensor, leave_apart, value_of
 from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
-from onepass.rewrite.attention import drop_second_copies, put_own_attention, take_before_copies, with_products
+from onepass.rewrite.attention import (
+    drop_second_copies,
+    fold_scales,
+    put_own_attention,
+    take_before_copies,
+    with_products,
+)
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
 from onepass.rewrite.constants import fill_constants
 from onepass.rewrite.cuda_graphs import recorded, say_skipped
@@ -32,8 +38,10 @@ from onepass.rewrite.linear import begins_in_cache, name_linear, with_less_held,
 from onepass.rewrite.linears import join_linears
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.modes import enters, leaves_as_found
+from onepass.rewrite.padding import pad_features
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import CASTS, put_lines, rejoin_biases, remove_casts, separate_biases, separate_casts
+from onepass.rewrite.routing import gather_back
 from onepass.rewrite.sharded import between_hooks, is_sharded
 from onepass.rewrite.shared_masks import share_masks
 from onepass.rewrite.stacks import join_pieces, turn_pieces
@@ -90,6 +98,7 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     turn_pieces(graph)
     name_masks(graph)
     share_masks(graph)
+    fold_scales(graph)
     separate_casts(graph)
     if training:
         separate_biases(graph)
@@ -150,6 +159,8 @@ def rewrite(
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     fill_constants(graph)
+    if training:
+        gather_back(graph)
     if not changes_shapes(graph):  # accelerate casts what a model returns, whether that is used or not
         remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and node.target in CASTS])
     for head in losses_of(graph, training, then, nested):
@@ -168,6 +179,8 @@ def rewrite(
     done += [Fused.of_call(node) for node in put_own_attention(graph)]
     if training and then == "eager":
         join_linears(graph, nested)
+    if then == "eager":
+        pad_features(graph)
     graph.lint()
     gm.recompile()
     return done

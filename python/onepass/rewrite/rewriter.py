@@ -15,7 +15,7 @@ from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
 
 __all__ = [
-    *("CASTS", "as_result", "is_bias", "item", "put_lines", "rejoin_biases", "remove_casts"),
+    *("CASTS", "as_result", "before_moves", "is_bias", "item", "put_lines", "rejoin_biases", "remove_casts"),
     *("separate_biases", "separate_casts"),
 ]
 
@@ -72,7 +72,7 @@ def separate_casts(graph: fx.Graph) -> None:
         for taken in [a for a in op.arguments[:3] if is_tensor(a) and a.op not in ("placeholder", "get_attr")]:
             if value_of(taken).dtype != torch.float32:
                 continue
-            source, moves = _before_moves(taken)
+            source, moves = before_moves(taken)
             if order.is_written({source}, order.index[source]):
                 continue
             if (source, dtype) not in casts:
@@ -84,7 +84,7 @@ def separate_casts(graph: fx.Graph) -> None:
                 moved.meta = {**moved.meta, "example_value": evaluated(moved)}
 
 
-def _before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+def before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor whose numbers a node has in another order, or more than once, and the nodes between, the last one
     first; as far as nobody else sees them."""
     moves: list[fx.Node] = []

@@ -255,7 +255,8 @@ def test_under_autocast(device, behind, lines, dtype):
     for mine, its, right in zip(ours, theirs, exact, strict=True):
         assert mine.dtype == its.dtype
         assert (mine - right).norm() <= 1.2 * (its - right).norm() + 1e-6 * right.norm()
-    assert after < before - (1.4 if behind else 3.9) * x.nbytes
+    less = 1.4 if behind else 1.9 if x.is_cuda else 3.9  # PyTorch's rms_norm is one kernel on CUDA, and holds less
+    assert after < before - less * x.nbytes
 
 
 def autocast_pair(function, *tensors):

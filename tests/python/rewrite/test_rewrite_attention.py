@@ -1,5 +1,7 @@
 """What attention is given in captured graphs: what models copy for it, it takes as it lay before."""
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ import onepass
 from captures import captured
 from onepass.graph.operations import leave_apart, operation
 from onepass.rewrite import fuse as fusing
-from onepass.rewrite.attention import drop_second_copies, take_before_copies
+from onepass.rewrite.attention import drop_second_copies, fold_scales, take_before_copies
 
 
 def heads(x, count):
@@ -261,6 +263,70 @@ def test_tensors_that_cat_copies(function):
         joined.zero_()
     assert all(tensor.abs().sum() > 0 for tensor in (*tensors, *others))
     (joined.sum() + sum(t.sum() for t in tensors)).backward()
+
+
+def with_scaled(scale, given=1.0, **options):
+    """Attention of queries that a model has multiplied, as Whisper and BART do it."""
+
+    def function(q, k, v):
+        return attend(heads(scale(q), 2), heads(k, 2), heads(v, 2), scale=given, **options)
+
+    return function
+
+
+def scales(function, *inputs):
+    graph = captured(function, *inputs)
+    leave_apart(graph)
+    fold_scales(graph)
+    graph.lint()
+    found = [op.arguments[6] for node in graph.nodes if (op := operation(node)) is not None and op.name == "attention"]
+    return found, [node.target for node in graph.nodes].count(operator.mul)
+
+
+@pytest.mark.parametrize(
+    ("function", "scale"),
+    [
+        (with_scaled(lambda q: q * 0.3, is_causal=True), 0.3),
+        (with_scaled(lambda q: 0.25 * q, given=None), 0.125),
+        (with_scaled(lambda q: (q / 4).contiguous(), given=0.5), 0.125),
+    ],
+)
+def test_scaled_queries(function, scale):
+    """The number becomes part of attention's scale, exactly where it is a power of two."""
+    q, k, v = torch.randn(2, 6, 8).requires_grad_(), *given()[1:]
+    found, products = scales(function, q, k, v)
+    assert found == [pytest.approx(scale)] and products == 1  # that behind attention
+    agree(function, (q, k, v))
+
+
+def scaled_and_seen(q, k, v):
+    q = q * 0.5
+    return attend(heads(q, 2), heads(k, 2), heads(v, 2), scale=1.0), q
+
+
+def overwritten_since_scaled(q, k, v):
+    q = q.tanh()
+    scaled = q * 0.5
+    with torch.no_grad():
+        q.zero_()
+    return attend(heads(scaled, 2), heads(k, 2), heads(v, 2), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(scaled_and_seen, overwritten_since_scaled),
+        with_scaled(lambda q: q * -1.0),
+        with_scaled(lambda q: q * torch.full((8,), 0.5)),
+        with_scaled(lambda q: torch.cat([q, q], -1)[..., :8] * 0.5),
+    ],
+)
+def test_scaled_queries_that_stay(function):
+    q, k, v = torch.randn(2, 6, 8).requires_grad_(), *given()[1:]
+    found, products = scales(function, q, k, v)
+    assert found == [1.0] and products == 2
+    if function is not overwritten_since_scaled:  # which eager refuses to differentiate
+        agree(function, (q, k, v))
 
 
 def test_rows_stay_one_number_behind_the_other():

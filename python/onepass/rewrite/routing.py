@@ -1,0 +1,152 @@
+"""Rows that models sort by their expert, and sort back.
+
+PyTorch's backward of `x[index]` adds the gradients of a row up, and sorts the index for that, whatever it holds. Where
+a graph shows that the index is a permutation, or one divided by how often each row is taken, the gradient is taken with
+the inverse permutation instead, in one kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from onepass.graph.effects import changes_shapes, effects_of, evaluated, remove_unused
+from onepass.graph.operations import APART, called, is_tensor, same, value_of
+from onepass.rewrite.find.chains import Order
+
+__all__ = ["gather_back"]
+
+
+def gather_back(graph: fx.Graph) -> None:
+    """Gives `x[permutation]` and `x[permutation // times]`, of which gradients are recorded, a backward pass that
+    gathers."""
+    if changes_shapes(graph):
+        return
+    order = Order(graph)
+    for permutation in [node for node in graph.nodes if _is_permutation(node)]:
+        if order.is_written({permutation}, order.index[permutation]):
+            continue
+        written = _inverses(permutation, order)
+        taken = [(rows, 1) for rows in (permutation, *written)]
+        taken += [(user, times) for user in permutation.users if (times := _divides(user, permutation))]
+        gathers = [(node, rows, times) for rows, times in taken for node in rows.users if _gathers(node, rows, times)]
+        if not gathers:
+            continue
+        inverse = _call(graph, permutation, inverse_of, permutation)
+        for node, rows, times in gathers:
+            both = (inverse, permutation) if rows in written else (permutation, inverse)
+            at = inverse if rows in written else rows
+            node.target, node.args, node.kwargs = gathered, (node.args[0], at, *both, times), {}
+        for made, writes in written.items():
+            counts = [] if writes is None else [writes.args[2]]
+            if writes is not None:
+                graph.erase_node(writes)
+            made.replace_all_uses_with(inverse)
+            graph.erase_node(made)
+            remove_unused(graph, counts)
+
+
+def _is_permutation(node: fx.Node) -> bool:
+    """Whether it is an index that sorts a row of numbers."""
+    if node.op == "output" or node.meta.get(APART) or not is_tensor(node) or value_of(node).dim() != 1:
+        return False
+    if called(node) in (torch.argsort, "argsort"):
+        return True
+    sorts = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+    return isinstance(sorts, fx.Node) and called(sorts) in (torch.sort, "sort")
+
+
+def _inverses(permutation: fx.Node, order: Order) -> dict[fx.Node, fx.Node | None]:
+    """What the graph makes its inverse, and the nodes that write it: `empty_like(p)` with `[p] = arange(len(p))`."""
+    found: dict[fx.Node, fx.Node | None] = {}
+    for user in permutation.users:
+        if called(user) in (torch.argsort, "argsort"):
+            found[user] = None
+        if called(user) not in (torch.empty_like, torch.zeros_like) or len(user.args) != 1 or user.kwargs:
+            continue
+        first, *others = sorted(user.users, key=order.index.get)
+        counts = first.target is operator.setitem and first.args[:2] == (user, permutation) and first.args[2]
+        if not counts or not _counts(counts, permutation) or user.meta.get(APART) or first.meta.get(APART):
+            continue
+        if not order.is_given(user) and not order.is_written({user}, order.index[first]) and not first.users:
+            found[user] = first
+    return found
+
+
+def _counts(node: fx.Node, permutation: fx.Node) -> bool:
+    """Whether it is 0, 1, 2, ..., as many numbers as the permutation has."""
+    if called(node) is not torch.arange or len(node.args) != 1 or {*node.kwargs} - {"device", "dtype"}:
+        return False
+    value, like = value_of(node), value_of(permutation)
+    return value.dtype == like.dtype and same(value.shape[0], like.shape[0]) and effects_of(node).none
+
+
+def _divides(node: fx.Node, permutation: fx.Node) -> int | None:
+    """By what it divides the permutation, rounded down."""
+    if node.target is not operator.floordiv or node.args[0] is not permutation or node.meta.get(APART):
+        return None
+    return node.args[1] if isinstance(node.args[1], int) and node.args[1] > 0 else None
+
+
+def _gathers(node: fx.Node, rows: fx.Node, times: int) -> bool:
+    """Whether it takes all rows of a tensor, each so often, and gradients are recorded of that."""
+    if node.target is not operator.getitem or node.args[1] is not rows or node.meta.get(APART):
+        return False
+    source = node.args[0]
+    if not is_tensor(source) or not value_of(source).is_floating_point() or not value_of(node).requires_grad:
+        return False
+    return same(value_of(source).shape[0] * times, value_of(rows).shape[0])
+
+
+def _call(graph: fx.Graph, behind: fx.Node, target, *arguments) -> fx.Node:
+    with graph.inserting_after(behind):
+        made = graph.call_function(target, arguments)
+    made.meta = {"example_value": evaluated(made)}
+    return made
+
+
+def inverse_of(permutation: Tensor) -> Tensor:
+    """Where each of its numbers stands."""
+    places = torch.arange(permutation.shape[0], dtype=permutation.dtype, device=permutation.device)
+    return torch.empty_like(permutation).scatter_(0, permutation, places)
+
+
+def gathered(x: Tensor, rows: Tensor, permutation: Tensor, inverse: Tensor, times: int) -> Tensor:
+    """`x[rows]`, where rows are a permutation divided by `times`, and its inverse is known."""
+    return _Gathered.apply(x, rows, permutation, inverse, times)
+
+
+class _Gathered(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, rows, permutation, inverse, times):
+        return x[rows]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, rows, permutation, inverse, ctx.times = inputs
+        ctx.save_for_backward(permutation, inverse)
+        ctx.save_for_forward(rows)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        permutation, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            back = gathered(gradient, inverse, inverse, permutation, 1)
+        else:
+            back = gradient[inverse]
+        if ctx.times > 1:
+            back = back.reshape(-1, ctx.times, *back.shape[1:]).sum(1)
+        return back, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return tangent[ctx.saved_tensors[0]]
+
+
+_Gathered.forward.__signature__ = inspect.signature(_Gathered.forward)
+"""`apply` asks for it in every call, of a function with `setup_context`: 32 us a call become 20."""
