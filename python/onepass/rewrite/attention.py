@@ -12,13 +12,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onepass import functional
 from onepass.functional._engines import Call, call_of, choose
-from onepass.graph.effects import UNKNOWN, changes_shapes, effects_of, remove_unused
+from onepass.graph.effects import UNKNOWN, changes_shapes, effects_of, evaluated, remove_unused
 from onepass.graph.operations import APART, called, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
-from onepass.rewrite.rewriter import before_moves
+from onepass.rewrite.rewriter import before_moves, moves
 from onepass.word import about
 
-__all__ = ["drop_second_copies", "fold_scales", "put_own_attention", "take_before_copies", "with_products"]
+__all__ = [
+    *("drop_empty_joins", "drop_second_copies", "fold_scales", "put_own_attention", "take_before_copies"),
+    "with_products",
+]
 
 
 def with_products(chain: Chain) -> Chain:
@@ -96,7 +99,7 @@ def fold_scales(graph: fx.Graph) -> None:
         if op is None or op.name != "attention":
             continue
         query, key, value, mask, p, is_causal, scale, grouped = op.arguments
-        scaled, moves = before_moves(query)
+        scaled, between = before_moves(query)
         if (found := _times_number(scaled)) is None or len(scaled.users) > 1:
             continue
         source, number = found
@@ -106,7 +109,7 @@ def fold_scales(graph: fx.Graph) -> None:
             continue
         number *= features**-0.5 if scale is None else scale
         if order.attends(node, (query, key, value, mask, p, is_causal, number, grouped)):
-            (moves[-1] if moves else node).replace_input_with(scaled, source)
+            (between[-1] if between else node).replace_input_with(scaled, source)
             graph.erase_node(scaled)
 
 
@@ -186,6 +189,42 @@ def _copied(node: fx.Node) -> fx.Node | None:
         return None
     before, after = value_of(full[0]), value_of(node)
     return full[0] if before.dtype == after.dtype and same_shape(before.shape, after.shape) else None
+
+
+def drop_empty_joins(graph: fx.Graph) -> None:
+    """Leaves out `cat` of what attention takes and tensors that are empty, as a cache's first update is written, where
+    the graph does not give it: what gives the keys and the cast that autocast has attention make are one line then."""
+    if changes_shapes(graph):
+        return
+    order = Order(graph)
+    for node in list(graph.nodes):
+        source = _copied(node) if node.target in (torch.cat, torch.concat) else None
+        if source is None or not effects_of(node).none or order.is_given(node):
+            continue
+        path = _way_to_attention(node)
+        seen = path is None or any(order.shows_gradient(on_way, frozenset()) for on_way in (node, *path))
+        if seen or value_of(source).requires_grad != value_of(node).requires_grad:
+            continue
+        if order.is_written({source}, order.index[source]) or order.is_written({node, *path}, order.index[node]):
+            continue
+        if lies_as(value_of(source), value_of(node)) or order.absorbs({node: value_of(source)}):
+            node.replace_all_uses_with(source)
+            remove_unused(graph, [node])
+            for on_way in path:
+                on_way.meta = {**on_way.meta, "example_value": evaluated(on_way)}
+
+
+def _way_to_attention(node: fx.Node) -> list[fx.Node] | None:
+    """What moves or repeats a tensor's numbers until attention alone takes them."""
+    path: list[fx.Node] = []
+    while True:
+        last = path[-1] if path else node
+        users = list(last.users)
+        if users and all((op := operation(user)) is not None and op.name == "attention" for user in users):
+            return path
+        if len(users) != 1 or not moves(users[0]) or users[0].args[0] is not last:
+            return None
+        path += users
 
 
 def drop_second_copies(graph: fx.Graph) -> None:

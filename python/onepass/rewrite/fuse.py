@@ -20,6 +20,7 @@ from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
 from onepass.rewrite.attention import (
+    drop_empty_joins,
     drop_second_copies,
     fold_scales,
     put_own_attention,
@@ -99,6 +100,7 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     name_masks(graph)
     share_masks(graph)
     fold_scales(graph)
+    drop_empty_joins(graph)
     separate_casts(graph)
     if training:
         separate_biases(graph)
@@ -300,7 +302,8 @@ def fuse(
             that is fast. A result is overwritten by the next call then; one that is kept is to be cloned. Others are of
             the compiler that `then="inductor"` names.
         skip_logits: while gradients are recorded, a result with a `loss` (transformers' `ModelOutput`) comes without
-            its `logits`, which are never made then. A model that returns them has them made, whoever reads them.
+            its `logits`, which are never made then, and without the cache of keys and values that nobody asked for. A
+            model that returns them has them made, whoever reads them.
         device: by what times chains are chosen, as in :func:`explain`: "h200", "h100", "a100", "cpu", or the file that
             `onepass calibrate` wrote for this machine; those of the tensors' device if None.
 
@@ -366,7 +369,7 @@ def called(model: Callable, skip_logits: bool = False) -> Callable:
 
     def call(*inputs, **options):
         result = inner(*inputs, **options)
-        return without_logits(result) if skip_logits else result
+        return without_logits(result, options) if skip_logits else result
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_calls)}")
     return call

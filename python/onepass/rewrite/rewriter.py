@@ -15,8 +15,8 @@ from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
 
 __all__ = [
-    *("CASTS", "as_result", "before_moves", "is_bias", "item", "put_lines", "rejoin_biases", "remove_casts"),
-    *("separate_biases", "separate_casts"),
+    *("CASTS", "as_result", "before_moves", "is_bias", "item", "moves", "put_lines", "rejoin_biases"),
+    *("remove_casts", "separate_biases", "separate_casts"),
 ]
 
 BIAS = "onepass_bias"
@@ -72,29 +72,29 @@ def separate_casts(graph: fx.Graph) -> None:
         for taken in [a for a in op.arguments[:3] if is_tensor(a) and a.op not in ("placeholder", "get_attr")]:
             if value_of(taken).dtype != torch.float32:
                 continue
-            source, moves = before_moves(taken)
+            source, between = before_moves(taken)
             if order.is_written({source}, order.index[source]):
                 continue
             if (source, dtype) not in casts:
                 value = detached(value_of(source)).to(dtype)
                 cast = _behind(graph, source, value, "call_method", "to", (source, dtype))
                 casts[source, dtype] = cast
-            (moves[-1] if moves else node).replace_input_with(source, casts[source, dtype])
-            for moved in reversed(moves):
+            (between[-1] if between else node).replace_input_with(source, casts[source, dtype])
+            for moved in reversed(between):
                 moved.meta = {**moved.meta, "example_value": evaluated(moved)}
 
 
 def before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor whose numbers a node has in another order, or more than once, and the nodes between, the last one
     first; as far as nobody else sees them."""
-    moves: list[fx.Node] = []
-    while _moves(node) and len(node.users) == 1:
-        moves.append(node)
+    found: list[fx.Node] = []
+    while moves(node) and len(node.users) == 1:
+        found.append(node)
         node = node.args[0]
-    return node, moves
+    return node, found
 
 
-def _moves(node: fx.Node) -> bool:
+def moves(node: fx.Node) -> bool:
     """Whether all of a tensor's numbers are in the node's result; x[:, :, None] is one of the spellings."""
     if node.target is operator.getitem:
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import onepass
+from onepass.rewrite.heads import CACHES
 
 HEAD, LOSS = "linear_cross_entropy", "cross_entropy"
 
@@ -100,6 +101,22 @@ def test_models_that_skip_their_logits(name):
                 given.pop("decoder_input_ids", None)
             torch.testing.assert_close(model(**given).logits, reference(**given).logits, rtol=1e-4, atol=1e-5)
     assert_trains_as(model, outputs.loss, reference, inputs)
+
+
+def test_models_that_skip_their_logits_skip_a_cache():
+    """That nobody asked for."""
+    transformers = pytest.importorskip("transformers")
+    model, inputs = model_of("LlamaForCausalLM"), batch()
+    model.config.use_cache = True
+    onepass.fuse(model, skip_logits=True)
+    name = next(name for name in CACHES if hasattr(model(**inputs), name))
+    assert getattr(model(**inputs), name) is None
+    assert getattr(model(**inputs, use_cache=True), name).get_seq_length() == inputs["input_ids"].shape[1]
+    cache = transformers.DynamicCache(config=model.config)
+    assert getattr(model(**inputs, **{name: cache}), name) is not None
+    assert cache.get_seq_length() == inputs["input_ids"].shape[1]
+    with torch.no_grad():
+        assert getattr(model(**inputs), name) is not None
 
 
 @pytest.mark.parametrize("loss", [False, True])
