@@ -255,7 +255,11 @@ REPEATED = (
     "{0}[:, :, None, :, :].expand(-1, -1, 2, -1, -1).reshape({0}.shape[0], -1, *{0}.shape[2:])",
     "{0}.unsqueeze(2).expand(-1, -1, 2, -1, -1).reshape(-1, 2 * {0}.shape[1], *{0}.shape[2:])",
 )
-COPIED = ("{0}.contiguous()", "torch.cat([{0}.new_empty(0), {0}], dim=-2)", "{0}.clone()")
+COPIED = (
+    *("{0}.contiguous()", "torch.cat([{0}.new_empty(0), {0}], dim=-2)", "{0}.clone()"),
+    "torch.cat([torch.tensor([], dtype={0}.dtype), {0}], dim=-2)",
+)
+MULTIPLIED = ("{0} * 0.5", "0.3 * {0}", "{0} / 4.0", "{0} * -1.0", "({0} * 2.0).transpose(-1, -2).contiguous().mT")
 
 
 @form(5)
@@ -266,7 +270,35 @@ def attention_of_copies(b: Builder) -> None:
     k, v = (b.emit(b.one_of(*REPEATED).format(each)) for each in (k, v))
     q = b.emit(f"torch.cat([{q}, {q} * 0.5], 1)")
     q, k, v = (b.emit(b.one_of(*COPIED).format(each)) if b.often(0.5) else each for each in (q, k, v))
-    b.emit(f"F.scaled_dot_product_attention({q}, {k}, {v}{b.one_of('', ', is_causal=True')})")
+    if b.often(0.5):
+        q = b.emit(b.one_of(*MULTIPLIED).format(q))
+    b.emit(f"F.scaled_dot_product_attention({q}, {k}, {v}{b.one_of('', ', is_causal=True', ', scale=1.0')})")
+
+
+@form(4)
+def routed(b: Builder) -> None:
+    """Rows sorted by a permutation, each once or twice, and sorted back, as those of experts are."""
+    x = b.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.shape[0] > 1)
+    times = b.one_of(1, 2)
+    ids = b.emit(f"torch.arange({x}.shape[0] * {times}) * 7 % 5", "i")
+    order = b.emit(
+        b.one_of("torch.sort({0})[1]", "torch.argsort({0})", "{0}.sort()[1]", "{0}.argsort()").format(ids), "i"
+    )
+    rows = b.emit(f"{x}[{order} // {times}]" if times > 1 or b.often(0.3) else f"{x}[{order}]")
+    if b.often(0.6):
+        rows = b.emit(b.one_of("{0}.tanh()", "{0} * 2.0", "{0}.masked_fill_({0} > 1, 0.0)").format(rows))
+    if b.often(0.2):
+        b.statement(b.one_of("{0}.zero_()", "{0}[0] = 1", "{0}.flip(0)").format(order), effect=True)
+    if b.often(0.5):
+        back = b.emit(f"torch.argsort({order})", "i")
+    else:
+        back = b.emit(b.one_of("torch.empty_like({0})", "torch.zeros_like({0})").format(order), "i")
+        b.statement(f"{back}[{order}] = torch.arange({order}.shape[0])", effect=True)
+        if b.often(0.2):
+            b.statement(b.one_of("{0}[0] = 0", "{0}.add_(0)").format(back), effect=True)
+    y = b.emit(f"{rows}[{back}]")
+    if times > 1:
+        b.emit(f"{y}.view(-1, {times}, *{y}.shape[1:]).sum(dim=1)")
 
 
 @form(4)

@@ -236,7 +236,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     from onepass.rewrite import fuse as fusing
     from onepass.rewrite import heads as losses
     from onepass.rewrite import linear as layers
-    from onepass.rewrite import linears, prices
+    from onepass.rewrite import linears, padding, prices
 
     reference = lines.Line.reference
 
@@ -261,6 +261,10 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     def ahead_of_time(text: str, *of: Any) -> bool:
         return "dropout" not in text and prepare(text, *of)
 
+    def padded(node: Any, x: Any, weight: Any) -> bool:
+        features = padding.value_of(weight).shape[0] if padding.is_tensor(x) and padding.is_tensor(weight) else 0
+        return isinstance(features, int) and features % padding.STEP != 0
+
     def all_groups(graph: Any, *_: Any) -> list:
         return [] if fusing.changes_shapes(graph) else fusing.group_norms(graph)
 
@@ -276,6 +280,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         stack.enter_context(_replaced(attentions, "choose", chosen))
         stack.enter_context(_replaced(losses, "LEAST_LOGITS", 0))
         stack.enter_context(_replaced(linears, "LONG_SUM", 0))
+        stack.enter_context(_replaced(padding, "_gains", padded))
         stack.enter_context(_replaced(layers, "LARGE", 0))
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
