@@ -31,6 +31,11 @@ def pytest_collection_finish(session):
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_sessionfinish(session):
+    """And goes, in the order in which it may."""
+    gc.unfreeze()
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param

@@ -99,6 +99,8 @@ def fold_scales(graph: fx.Graph) -> None:
         if op is None or op.name != "attention":
             continue
         query, key, value, mask, p, is_causal, scale, grouped = op.arguments
+        if any(other is query for other in (key, value, mask)):
+            continue
         scaled, between = before_moves(query)
         if (found := _times_number(scaled)) is None or len(scaled.users) > 1:
             continue

@@ -1,15 +1,21 @@
-"""Small tensors that a model makes of Python's numbers in each call."""
+"""Tensors that a model makes in each call, and that are the same in all of them."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from onepass.graph.operations import is_tensor, value_of
+from onepass.graph.effects import changes_shapes, effects_of, remove_unused
+from onepass.graph.operations import APART, is_tensor, value_of
+from onepass.rewrite.find.chains import Order, lies_as
+from onepass.rewrite.masks import CALLS, computed
 
-__all__ = ["fill_constants"]
+__all__ = ["fill_constants", "hold_constants"]
+
+LARGEST = 1 << 24
+"""Bytes of a tensor that is held."""
 
 
 def fill_constants(graph: fx.Graph) -> None:
@@ -41,3 +47,44 @@ def _fill(graph: fx.Graph, node: fx.Node) -> None:
     made.meta.update(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def hold_constants(gm: fx.GraphModule) -> None:
+    """Has what depends on nothing but sizes computed when the graph is captured: places, masks of windows, buckets of
+    relative positions are a few dozen short kernels a step. A result that somebody may overwrite, or is given, is made
+    in each call as before."""
+    graph = gm.graph
+    if changes_shapes(graph):
+        return
+    order, constants = Order(graph), set()
+    for node in graph.nodes:
+        is_one = node.op in CALLS and not node.meta.get(APART) and effects_of(node).none
+        if is_one and all(taken in constants for taken in node.all_input_nodes) and _has_size(node):
+            constants.add(node)
+    constants -= {node for node in constants if order.is_written({node}, -1) or order.is_given(node)}
+    values = computed(node for node in graph.nodes if node in constants)
+    for node, value in values.items():
+        if all(user in values for user in node.users) or not _is_held(value, value_of(node)):
+            continue
+        name = f"onepass_constant_{sum(1 for _ in gm.buffers())}"
+        gm.register_buffer(name, value, persistent=False)
+        with graph.inserting_before(node):
+            held = graph.get_attr(name)
+        held.meta = {**node.meta}
+        node.replace_all_uses_with(held, delete_user_cb=lambda user: user not in values)
+    remove_unused(graph, list(reversed(values)))
+
+
+def _has_size(node: fx.Node) -> bool:
+    """Whether what it gives is on a device, and no size of it changes from call to call."""
+    value = value_of(node)
+    if not isinstance(value, Tensor):
+        return True
+    return is_tensor(node) and value.device.type != "meta" and all(isinstance(size, int) for size in value.shape)
+
+
+def _is_held(value: object, captured: object) -> bool:
+    """Whether it is a tensor as it was captured, and not too large."""
+    if not isinstance(value, Tensor) or not lies_as(value, captured):
+        return False
+    return value.untyped_storage().nbytes() <= LARGEST

@@ -28,7 +28,7 @@ from onepass.rewrite.attention import (
     with_products,
 )
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
-from onepass.rewrite.constants import fill_constants
+from onepass.rewrite.constants import fill_constants, hold_constants
 from onepass.rewrite.cuda_graphs import recorded, say_skipped
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
@@ -230,6 +230,8 @@ class Rewriter:
                 if captured:
                     return recorded(gm, example_inputs)
                 say_skipped("inputs that lie in each other's memory otherwise than those of the first call")
+            if not self.dry_run:
+                hold_constants(gm)
             run_as_is(gm)
             return leaves_as_found(gm.forward) if enters(gm.graph) else gm.forward
 

@@ -95,24 +95,26 @@ def constant(node: fx.Node, order: Order) -> Tensor | None:
     is_constant = all(each.op in CALLS and effects_of(each).none for each in needed)
     if expected.device.type == "meta" or not is_constant or order.is_written(needed, -1):
         return None
-    with unset_fake_temporarily(), torch.no_grad():
-        return _computed(node, needed)
-
-
-def _computed(node: fx.Node, needed: set[fx.Node]) -> Tensor | None:
-    """Its value, of the nodes that are needed for it; none where one of theirs is other than captured."""
-    values: dict[fx.Node, object] = {}
-    for current in (n for n in node.graph.nodes if n in needed):
-        args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
-        if current.op == "call_method":
-            value = getattr(args[0], current.target)(*args[1:], **kwargs)
-        else:
-            value = current.target(*args, **kwargs)
-        if not _is_as_captured(value, value_of(current)):  # under an autocast, say
-            return None
-        values[current] = value
-    found = values[node]
+    found = computed(n for n in node.graph.nodes if n in needed).get(node)
     return found if isinstance(found, Tensor) else None
+
+
+def computed(nodes: Iterable[fx.Node]) -> dict[fx.Node, object]:
+    """Values of nodes that take each other's alone, in the graph's order; without those that are other than captured,
+    and what takes one of these."""
+    values: dict[fx.Node, object] = {}
+    with unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+        for current in nodes:
+            if not all(node in values for node in current.all_input_nodes):
+                continue
+            args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
+            if current.op == "call_method":
+                value = getattr(args[0], current.target)(*args[1:], **kwargs)
+            else:
+                value = current.target(*args, **kwargs)
+            if _is_as_captured(value, value_of(current)):  # else under an autocast, say
+                values[current] = value
+    return values
 
 
 def _is_as_captured(value: object, captured: object) -> bool:

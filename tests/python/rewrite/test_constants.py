@@ -1,8 +1,14 @@
 """Tensors that a model makes of Python's numbers."""
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
-from onepass.rewrite.constants import fill_constants
+import onepass
+from onepass.graph.operations import leave_apart
+from onepass.rewrite import constants as constants_module
+from onepass.rewrite.constants import fill_constants, hold_constants
 
 
 def captured(function, *given):
@@ -58,3 +64,96 @@ def test_what_else_there_is_stays():
     results, called = captured(function, x)
     torch.testing.assert_close(results, function(x))
     assert called.count(torch.tensor) == 3  # noqa: PLR2004
+
+
+def window(x, size=3):
+    """As models write a mask of what is near."""
+    places = torch.arange(x.shape[-2], device=x.device)
+    return (places[:, None] - places[None, :]).abs() < size
+
+
+def attends(x):
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=window(x)) + window(x).sum()
+
+
+def buckets(x):
+    near = window(x).long()
+    near += 1
+    return x + near.sum(-1, keepdim=True), torch.arange(3) + 1
+
+
+def gives_them(x):
+    mask = window(x)
+    return x.masked_fill(mask.any(-1, keepdim=True), 2.0), mask
+
+
+def writes_them(x):
+    places = torch.arange(4, dtype=x.dtype).repeat(2)
+    places.mul_(2.0)
+    return x + places[: x.shape[-1]]
+
+
+def draws_them(x):
+    return x + torch.rand(x.shape[-1])
+
+
+def held(function, *inputs):
+    """Two calls of a function that is fused, and how many constants its graph holds."""
+    graphs = []
+
+    def backend(gm, _):
+        graphs.append(gm)
+        leave_apart(gm.graph)
+        hold_constants(gm)
+        gm.graph.lint()
+        gm.recompile()
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    results = [compiled(*inputs) for _ in range(2)]
+    (gm,) = graphs
+    return results, sum(1 for _ in gm.buffers()), [n for n in gm.graph.nodes if n.target is torch.arange]
+
+
+@pytest.mark.parametrize(("function", "count"), [(attends, 2), (buckets, 2), (gives_them, 1), (writes_them, 1)])
+def test_what_depends_on_sizes_alone_is_held(function, count, device):
+    x = torch.randn(2, 6, 8, device=device, requires_grad=True)
+    results, constants, aranges = held(function, x)
+    assert constants == count and not aranges  # what is written or given is made of one that is held
+    for result in results:
+        for found, expected in zip(tree_leaves(result), tree_leaves(function(x)), strict=True):
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride() and found._is_view() == expected._is_view()
+        for found in tree_leaves(result):  # whoever is given it may write to it
+            found.detach().zero_()
+
+
+def test_what_is_drawn_is_drawn_in_each_call():
+    (first, second), constants, _ = held(draws_them, torch.zeros(3))
+    assert constants == 0 and not torch.equal(first, second)
+
+
+def test_large_constants_are_made_in_each_call(monkeypatch):
+    monkeypatch.setattr(constants_module, "LARGEST", 4)
+    _, constants, aranges = held(attends, torch.randn(2, 6, 8))
+    assert constants == 0 and len(aranges) == 2
+
+
+def test_sizes_that_change_are_no_constants():
+    torch._dynamo.reset()
+    fused = onepass.fuse(attends, dynamic=True)
+    for length in (6, 9, 12):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(fused(x), attends(x))
+
+
+def test_constants_are_made_outside_of_inference_mode():
+    torch._dynamo.reset()
+    fused = onepass.fuse(attends)
+    x = torch.randn(2, 6, 8)
+    with torch.inference_mode():
+        fused(x)
+    leaf = x.clone().requires_grad_()
+    fused(leaf).sum().backward()
+    assert leaf.grad is not None

@@ -312,10 +312,15 @@ def overwritten_since_scaled(q, k, v):
     return attend(heads(scaled, 2), heads(k, 2), heads(v, 2), scale=1.0)
 
 
+def scaled_keys_too(q, k, v):
+    q = heads(q * 0.5, 2)
+    return attend(q, q, heads(v, 2), scale=1.0)
+
+
 @pytest.mark.parametrize(
     "function",
     [
-        *(scaled_and_seen, overwritten_since_scaled),
+        *(scaled_and_seen, overwritten_since_scaled, lambda q, k, v: scaled_keys_too(q + k.mean(), k, v)),
         with_scaled(lambda q: q * -1.0),
         with_scaled(lambda q: q * torch.full((8,), 0.5)),
         with_scaled(lambda q: torch.cat([q, q], -1)[..., :8] * 0.5),
