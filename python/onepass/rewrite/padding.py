@@ -32,7 +32,7 @@ def pad_features(graph: fx.Graph) -> None:
     order = Order(graph)
     for node in list(graph.nodes):
         op = operation(node)
-        if op is None or op.name != "linear" or not _gains(node, *op.arguments[:2]):
+        if op is None or op.name != "linear" or order.is_transformed(node) or not _gains(node, *op.arguments[:2]):
             continue
         order.replaces(node, padded_linear, op.arguments, {})
 

@@ -33,7 +33,7 @@ def gather_back(graph: fx.Graph) -> None:
         taken = [(rows, 1) for rows in (permutation, *written)]
         taken += [(user, times) for user in permutation.users if (times := _divides(user, permutation))]
         gathers = [(node, rows, times) for rows, times in taken for node in rows.users if _gathers(node, rows, times)]
-        if not gathers:
+        if not gathers or any(order.is_transformed(node) for node, *_ in gathers):
             continue
         inverse = _call(graph, permutation, inverse_of, permutation)
         for node, rows, times in gathers:

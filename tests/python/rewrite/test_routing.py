@@ -150,3 +150,14 @@ def test_derivatives(times):
     assert torch.equal(function(x), x[permutation // times])
     torch.autograd.gradcheck(function, x, check_forward_ad=True, check_batched_grad=True)
     torch.autograd.gradgradcheck(function, x)
+
+
+def test_within_levels_of_torch_func():
+    """Of what they do not wrap, too, with which torch.vmap calls no function of autograd."""
+    x, weights, experts = tensors()
+
+    def batched(x, weights, experts):
+        rows = torch.func.vmap(lambda t: routed(t, weights, experts))(torch.stack([x, x.cos()])).sum(0)
+        return rows + torch.func.grad(lambda t: routed(t, weights, experts).square().sum())(x)
+
+    agree(batched, (x, weights, experts))

@@ -257,6 +257,12 @@ class Order:
         self.nodes = list(self.graph.nodes)
         self.modes = modes(self.graph)
 
+    def is_transformed(self, node: fx.Node) -> bool:
+        """Whether it stands within a level of `torch.func`, where a function of autograd cannot be called with tensors
+        that the level does not wrap (torch.vmap asserts)."""
+        _, *entered = self.modes[self.index[node]]
+        return any(within.target.__name__.endswith("_increment_nesting") for within in entered)
+
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
         """Whether a node is computed from one of these."""
         first = min(self.index[other] for other in on)
