@@ -60,25 +60,38 @@ def _is_permutation(node: fx.Node) -> bool:
 
 
 def _inverses(permutation: fx.Node, order: Order) -> dict[fx.Node, fx.Node | None]:
-    """What the graph makes its inverse, and the nodes that write it: `empty_like(p)` with `[p] = arange(len(p))`."""
+    """What the graph makes its inverse, which nobody else writes or is given, and the nodes that write it:
+    `empty_like(p)` with `[p] = arange(len(p))`."""
     found: dict[fx.Node, fx.Node | None] = {}
     for user in permutation.users:
-        if called(user) in (torch.argsort, "argsort"):
-            found[user] = None
-        if called(user) not in (torch.empty_like, torch.zeros_like) or len(user.args) != 1 or user.kwargs:
+        if user.args != (permutation,) or user.meta.get(APART) or order.is_given(user):
             continue
-        first, *others = sorted(user.users, key=order.index.get)
-        counts = first.target is operator.setitem and first.args[:2] == (user, permutation) and first.args[2]
-        if not counts or not _counts(counts, permutation) or user.meta.get(APART) or first.meta.get(APART):
-            continue
-        if not order.is_given(user) and not order.is_written({user}, order.index[first]) and not first.users:
-            found[user] = first
+        if called(user) in (torch.argsort, "argsort") and not {*user.kwargs} - {"stable"}:
+            if not order.is_written({user}, order.index[user]):
+                found[user] = None
+        elif called(user) in (torch.empty_like, torch.zeros_like) and not user.kwargs:
+            first = min(user.users, key=order.index.get, default=None)
+            if first is not None and _fills(first, user, permutation):
+                if not order.is_written({user}, order.index[first]):
+                    found[user] = first
     return found
 
 
-def _counts(node: fx.Node, permutation: fx.Node) -> bool:
+def _fills(node: fx.Node, made: fx.Node, permutation: fx.Node) -> bool:
+    """Whether it is `made[permutation] = arange(len(permutation))`."""
+    if node.target is not operator.setitem or node.args[:2] != (made, permutation):
+        return False
+    return not node.users and not node.meta.get(APART) and _counts(node.args[2], permutation)
+
+
+def _counts(node: object, permutation: fx.Node) -> bool:
     """Whether it is 0, 1, 2, ..., as many numbers as the permutation has."""
-    if called(node) is not torch.arange or len(node.args) != 1 or {*node.kwargs} - {"device", "dtype"}:
+    if (
+        not isinstance(node, fx.Node)
+        or called(node) is not torch.arange
+        or len(node.args) != 1
+        or {*node.kwargs} - {"device", "dtype"}
+    ):
         return False
     value, like = value_of(node), value_of(permutation)
     return value.dtype == like.dtype and same(value.shape[0], like.shape[0]) and effects_of(node).none

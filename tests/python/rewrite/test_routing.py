@@ -81,6 +81,24 @@ def test_permutations(function, gathers):
     agree(function, tensors())
 
 
+def twice_given(x, weights, experts):
+    permutation = torch.argsort(experts.reshape(-1))
+    inverses = torch.argsort(permutation), torch.argsort(permutation)
+    return x[permutation // TIMES], *inverses
+
+
+def test_orders_that_are_given_are_memory_of_their_own():
+    x, weights, experts = tensors()
+    _, first, second = onepass.fuse(twice_given)(x, weights, experts)
+    assert first.data_ptr() != second.data_ptr() and torch.equal(first, second)
+    agree(twice_given, tensors())
+
+
+def test_a_descending_order_is_no_inverse():
+    assert calls(descending, *tensors()).count("argsort") == 2
+    agree(descending, tensors())
+
+
 def test_the_inverse_is_made_once():
     names = calls(routed, *tensors())
     assert names.count("inverse_of") == 1 and not {"setitem", "empty_like", "arange"} & set(names)
@@ -115,6 +133,23 @@ def another_number_is_written(x, weights, experts):
     return weights.reshape(-1)[inverse]
 
 
+def descending(x, weights, experts):
+    permutation = torch.argsort(experts.reshape(-1))
+    return weights.reshape(-1)[torch.argsort(permutation, descending=True)]
+
+
+def inverse_written(x, weights, experts):
+    inverse = torch.argsort(torch.argsort(experts.reshape(-1)))
+    rows = weights.reshape(-1)[inverse.add_(0)]
+    return rows, inverse
+
+
+def never_filled(x, weights, experts):
+    permutation = torch.argsort(experts.reshape(-1) * 0 + 1)
+    torch.empty_like(permutation)
+    return x[permutation[:6]]
+
+
 def counted_otherwise(x, weights, experts):
     permutation = torch.sort(experts.reshape(-1))[1]
     inverse = torch.empty_like(permutation)
@@ -124,7 +159,10 @@ def counted_otherwise(x, weights, experts):
 
 @pytest.mark.parametrize(
     "function",
-    [not_all_rows, no_permutation, of_a_matrix, overwritten, another_number_is_written, counted_otherwise],
+    [
+        *(not_all_rows, no_permutation, of_a_matrix, overwritten, another_number_is_written, counted_otherwise),
+        *(inverse_written, never_filled),
+    ],
 )
 def test_left_alone(function):
     assert "gathered" not in calls(function, *tensors())
