@@ -287,12 +287,15 @@ def routed(b: Builder) -> None:
     rows = b.emit(f"{x}[{order} // {times}]" if times > 1 or b.often(0.3) else f"{x}[{order}]")
     if b.often(0.6):
         rows = b.emit(b.one_of("{0}.tanh()", "{0} * 2.0", "{0}.masked_fill_({0} > 1, 0.0)").format(rows))
-    if b.often(0.2):
+    written = b.often(0.2)
+    if written:
         b.statement(b.one_of("{0}.zero_()", "{0}[0] = 1", "{0}.flip(0)").format(order), effect=True)
     if b.often(0.5):
         back = b.emit(f"torch.argsort({order})", "i")
     else:
-        back = b.emit(b.one_of("torch.empty_like({0})", "torch.zeros_like({0})").format(order), "i")
+        made = b.one_of("torch.empty_like({0})", "torch.zeros_like({0})")
+        made = "torch.zeros_like({0})" if written else made  # what is no permutation leaves numbers undefined
+        back = b.emit(made.format(order), "i")
         b.statement(f"{back}[{order}] = torch.arange({order}.shape[0])", effect=True)
         if b.often(0.2):
             b.statement(b.one_of("{0}[0] = 0", "{0}.add_(0)").format(back), effect=True)
