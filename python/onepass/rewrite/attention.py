@@ -106,8 +106,10 @@ def fold_scales(graph: fx.Graph) -> None:
             continue
         source, number = found
         features = value_of(query).shape[-1]
-        known = scale is None and isinstance(features, int) or isinstance(scale, (int, float))
-        if not known or order.is_written({source}, order.index[source]):
+        known = scale is None and isinstance(features, int) and features > 0 or isinstance(scale, (int, float))
+        if not known or not order.in_one_mode(source, scaled, *between, node) or order.is_given(source):
+            continue
+        if order.is_written({source}, order.index[source]):
             continue
         number *= features**-0.5 if scale is None else scale
         if order.attends(node, (query, key, value, mask, p, is_causal, number, grouped)):
@@ -201,11 +203,15 @@ def drop_empty_joins(graph: fx.Graph) -> None:
     order = Order(graph)
     for node in list(graph.nodes):
         source = _copied(node) if node.target in (torch.cat, torch.concat) else None
-        if source is None or not effects_of(node).none or order.is_given(node):
+        if source is None or not effects_of(node).none or order.is_given(node) or order.is_given(source):
             continue
         path = _way_to_attention(node)
         seen = path is None or any(order.shows_gradient(on_way, frozenset()) for on_way in (node, *path))
-        if seen or value_of(source).requires_grad != value_of(node).requires_grad:
+        if (
+            seen
+            or not order.in_one_mode(source, node, *path)
+            or value_of(source).requires_grad != value_of(node).requires_grad
+        ):
             continue
         if order.is_written({source}, order.index[source]) or order.is_written({node, *path}, order.index[node]):
             continue
@@ -307,10 +313,11 @@ def _adds_dimension(node: fx.Node) -> bool:
 
 
 def _is_passed(copy: fx.Node, source: fx.Node, user: fx.Node, order: Order) -> bool:
-    """Whether a call may take what a copy of it was made of: rows lie one number behind the other, nobody writes to it,
-    and nobody asks for the copy's gradient."""
+    """Whether a call may take what a copy of it was made of: rows lie one number behind the other, nobody writes to it
+    or is given it, and nobody asks for the copy's gradient."""
     return (
         same(value_of(source).stride(-1), 1)
+        and not (value_of(source).requires_grad and order.is_given(source))
         and not order.is_written({source}, order.index[source])
         and not order.is_written({copy}, order.index[copy])
         and not order.shows_gradient(copy, frozenset({user}))

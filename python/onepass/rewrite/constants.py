@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, fx
 
-from onepass.graph.effects import changes_shapes, effects_of, remove_unused
+from onepass.graph.effects import changes_shapes, remove_unused
 from onepass.graph.operations import APART, is_tensor, value_of
 from onepass.rewrite.find.chains import Order, lies_as
-from onepass.rewrite.masks import CALLS, computed
+from onepass.rewrite.masks import computed, is_repeatable
 
 __all__ = ["fill_constants", "hold_constants"]
 
@@ -58,7 +58,7 @@ def hold_constants(gm: fx.GraphModule) -> None:
         return
     order, constants = Order(graph), set()
     for node in graph.nodes:
-        is_one = node.op in CALLS and not node.meta.get(APART) and effects_of(node).none
+        is_one = is_repeatable(node) and not node.meta.get(APART) and not order.is_inferred(node)
         if is_one and all(taken in constants for taken in node.all_input_nodes) and _has_size(node):
             constants.add(node)
     constants -= {node for node in constants if order.is_written({node}, -1) or order.is_given(node)}

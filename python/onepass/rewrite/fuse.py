@@ -371,7 +371,7 @@ def called(model: Callable, skip_logits: bool = False) -> Callable:
 
     def call(*inputs, **options):
         result = inner(*inputs, **options)
-        return without_logits(result, options) if skip_logits else result
+        return without_logits(result, inputs, options) if skip_logits else result
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_calls)}")
     return call

@@ -348,17 +348,18 @@ CACHES = ("past_key_values", "cache")
 """What models of transformers call theirs, older and newer ones."""
 
 
-def without_logits(result: Any, options: dict[str, Any]) -> Any:
+def without_logits(result: Any, inputs: tuple, options: dict[str, Any]) -> Any:
     """A dict, or a dataclass whose logits are optional, with a loss: without its logits while gradients are recorded,
-    and a dataclass without the cache that the model's call, with these options, did not ask for. Anything else as it
-    is."""
+    and a dataclass without the cache that the model's call did not ask for, whose one input and options name none.
+    Anything else as it is."""
     kind = type(result)
     may_miss_them = kind is dict or hasattr(kind, "__dataclass_fields__") and hasattr(kind, "logits")
     if not torch.is_grad_enabled() or not isinstance(result, dict) or not may_miss_them:
         return result
     if result.get("loss") is None or "logits" not in result:
         return result
-    asked = kind is dict or options.get("use_cache") or any(options.get(name) is not None for name in CACHES)
-    left_out = ("logits",) if asked else ("logits", *CACHES)
-    others = {name: value for name, value in result.items() if name not in left_out}
+    asked = len(inputs) > 1 or options.get("use_cache") or any(options.get(name) is not None for name in CACHES)
+    fields = {} if kind is dict or asked else kind.__dataclass_fields__
+    caches = [n for n in CACHES if n in fields and fields[n].default is None and not torch.is_tensor(result.get(n))]
+    others = {name: value for name, value in result.items() if name not in ("logits", *caches)}
     return others if kind is dict else kind(**others)

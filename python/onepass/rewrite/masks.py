@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onepass.graph.effects import effects_of, remove_unused
 from onepass.graph.operations import operation, same, value_of
 from onepass.rewrite.find.chains import Order
 
-__all__ = ["CALLS", "ancestors", "constant", "fits", "name_masks"]
+__all__ = ["CALLS", "ancestors", "computed", "constant", "fits", "is_repeatable", "name_masks"]
 
 CALLS = ("call_function", "call_method")
 LARGEST = 1 << 28
@@ -92,11 +93,22 @@ def constant(node: fx.Node, order: Order) -> Tensor | None:
     if any(isinstance(size, torch.SymInt) for size in expected.shape) or expected.numel() > LARGEST:
         return None
     needed = ancestors([node])
-    is_constant = all(each.op in CALLS and effects_of(each).none for each in needed)
-    if expected.device.type == "meta" or not is_constant or order.is_written(needed, -1):
+    if expected.device.type == "meta" or not all(map(is_repeatable, needed)) or order.is_written(needed, -1):
         return None
     found = computed(n for n in node.graph.nodes if n in needed).get(node)
     return found if isinstance(found, Tensor) else None
+
+
+def is_repeatable(node: fx.Node) -> bool:
+    """Whether the node, a call, gives the same for the same arguments whenever it is run: not somebody's own operator,
+    whose effects its schema does not say where it takes no tensor, nor one that other processes take part in."""
+    if node.op not in CALLS or not effects_of(node).none:
+        return False
+    target = node.target
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        name = target.name() if isinstance(target, OpOverload) else target._qualified_op_name
+        return name.partition("::")[0] in ("aten", "prims", "onepass")
+    return not (getattr(target, "__module__", None) or "").startswith("torch.distributed")
 
 
 def computed(nodes: Iterable[fx.Node]) -> dict[fx.Node, object]:
@@ -108,10 +120,13 @@ def computed(nodes: Iterable[fx.Node]) -> dict[fx.Node, object]:
             if not all(node in values for node in current.all_input_nodes):
                 continue
             args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
-            if current.op == "call_method":
-                value = getattr(args[0], current.target)(*args[1:], **kwargs)
-            else:
-                value = current.target(*args, **kwargs)
+            try:
+                if current.op == "call_method":
+                    value = getattr(args[0], current.target)(*args[1:], **kwargs)
+                else:
+                    value = current.target(*args, **kwargs)
+            except Exception:  # the call raises it, then
+                continue
             if _is_as_captured(value, value_of(current)):  # else under an autocast, say
                 values[current] = value
     return values

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from onepass._arguments.autocast import under_autocast
 from onepass.graph.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.find.chains import Order
+from onepass.rewrite.rewriter import is_bias
 
 __all__ = ["pad_features"]
 
@@ -34,6 +35,8 @@ def pad_features(graph: fx.Graph) -> None:
         op = operation(node)
         if op is None or op.name != "linear" or order.is_transformed(node) or not _gains(node, *op.arguments[:2]):
             continue
+        if op.arguments[2] is not None and not is_bias(op.arguments[2], node):
+            continue
         order.replaces(node, padded_linear, op.arguments, {})
 
 
@@ -42,7 +45,7 @@ def _gains(node: fx.Node, x: fx.Node, weight: fx.Node) -> bool:
         return False
     result, matrix = value_of(node), value_of(weight)
     is_short = result.is_cuda and result.dtype in (torch.bfloat16, torch.float16)
-    if not is_short or not all(isinstance(size, int) for size in matrix.shape) or result.dim() == 0:
+    if not is_short or matrix.dim() != 2 or not all(isinstance(size, int) for size in matrix.shape):  # noqa: PLR2004
         return False
     features, inner = matrix.shape
     rows = torch.Size(sizes(result)).numel() // max(features, 1)
@@ -53,7 +56,7 @@ def _gains(node: fx.Node, x: fx.Node, weight: fx.Node) -> bool:
 def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` by a matrix with zeros behind its rows.
 
-    Saved for backward: x and the matrix, as `linear` saves them.
+    Saved for backward: of x and the matrix what the other's gradient needs, as `linear` saves them.
     """
     return _Padded.apply(*under_autocast(x.device.type, (x, weight, bias)), -weight.shape[0] % STEP)
 
@@ -71,8 +74,10 @@ class _Padded(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         x, weight, _, ctx.more = inputs
-        ctx.save_for_backward(x, weight)
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.save_for_forward(x, weight)
+        ctx.features = weight.shape[0]
 
     @staticmethod
     def backward(ctx, gradient):
@@ -80,13 +85,13 @@ class _Padded(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         of_x = of_weight = of_bias = None
         if needs_bias:
-            of_bias = gradient.sum_to_size(weight.shape[0])
+            of_bias = gradient.sum_to_size(ctx.features)
         gradient = F.pad(gradient, (0, ctx.more))
         if needs_x:
             of_x = gradient @ F.pad(weight, (0, 0, 0, ctx.more))
         if needs_weight:
             rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-            of_weight = (rows.mT @ inputs)[: weight.shape[0]]
+            of_weight = (rows.mT @ inputs)[: ctx.features]
         return of_x, of_weight, of_bias, None
 
     @staticmethod

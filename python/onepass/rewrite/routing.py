@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from onepass.graph.effects import changes_shapes, effects_of, evaluated, remove_unused
-from onepass.graph.operations import APART, called, is_tensor, same, value_of
+from onepass.graph.operations import called, is_tensor, same, value_of
 from onepass.rewrite.find.chains import Order
 
 __all__ = ["gather_back"]
@@ -29,17 +29,18 @@ def gather_back(graph: fx.Graph) -> None:
     for permutation in [node for node in graph.nodes if _is_permutation(node)]:
         if order.is_written({permutation}, order.index[permutation]):
             continue
-        written = _inverses(permutation, order)
+        # Backward of rows at the inverse needs the permutation, which a caller may overwrite where it is given.
+        written = {} if order.is_given(permutation) else _inverses(permutation, order)
         taken = [(rows, 1) for rows in (permutation, *written)]
-        taken += [(user, times) for user in permutation.users if (times := _divides(user, permutation))]
+        taken += [(user, times) for user in permutation.users if (times := _divides(user, permutation, order))]
         gathers = [(node, rows, times) for rows, times in taken for node in rows.users if _gathers(node, rows, times)]
-        if not gathers or any(order.is_transformed(node) for node, *_ in gathers):
+        seen = [permutation, *written, *(node for node, *_ in gathers)]
+        if not gathers or order.is_transformed(permutation) or not order.in_one_mode(*seen):
             continue
         inverse = _call(graph, permutation, inverse_of, permutation)
         for node, rows, times in gathers:
-            both = (inverse, permutation) if rows in written else (permutation, inverse)
-            at = inverse if rows in written else rows
-            node.target, node.args, node.kwargs = gathered, (node.args[0], at, *both, times), {}
+            at, back = (inverse, permutation) if rows in written else (rows, inverse)
+            node.target, node.args, node.kwargs = gathered, (node.args[0], at, back, times), {}
         for made, writes in written.items():
             counts = [] if writes is None else [writes.args[2]]
             if writes is not None:
@@ -51,7 +52,7 @@ def gather_back(graph: fx.Graph) -> None:
 
 def _is_permutation(node: fx.Node) -> bool:
     """Whether it is an index that sorts a row of numbers."""
-    if node.op == "output" or node.meta.get(APART) or not is_tensor(node) or value_of(node).dim() != 1:
+    if node.op == "output" or not is_tensor(node) or value_of(node).dim() != 1:
         return False
     if called(node) in (torch.argsort, "argsort"):
         return True
@@ -64,24 +65,25 @@ def _inverses(permutation: fx.Node, order: Order) -> dict[fx.Node, fx.Node | Non
     `empty_like(p)` with `[p] = arange(len(p))`."""
     found: dict[fx.Node, fx.Node | None] = {}
     for user in permutation.users:
-        if user.args != (permutation,) or user.meta.get(APART) or order.is_given(user):
+        if user.args != (permutation,) or order.is_given(user):
             continue
         if called(user) in (torch.argsort, "argsort") and not {*user.kwargs} - {"stable"}:
             if not order.is_written({user}, order.index[user]):
                 found[user] = None
         elif called(user) in (torch.empty_like, torch.zeros_like) and not user.kwargs:
             first = min(user.users, key=order.index.get, default=None)
-            if first is not None and _fills(first, user, permutation):
+            if first is not None and _fills(first, user, permutation, order):
                 if not order.is_written({user}, order.index[first]):
                     found[user] = first
     return found
 
 
-def _fills(node: fx.Node, made: fx.Node, permutation: fx.Node) -> bool:
+def _fills(node: fx.Node, made: fx.Node, permutation: fx.Node, order: Order) -> bool:
     """Whether it is `made[permutation] = arange(len(permutation))`."""
     if node.target is not operator.setitem or node.args[:2] != (made, permutation):
         return False
-    return not node.users and not node.meta.get(APART) and _counts(node.args[2], permutation)
+    counts = node.args[2]
+    return not node.users and _counts(counts, permutation) and not order.is_written({counts}, order.index[counts])
 
 
 def _counts(node: object, permutation: fx.Node) -> bool:
@@ -97,16 +99,18 @@ def _counts(node: object, permutation: fx.Node) -> bool:
     return value.dtype == like.dtype and same(value.shape[0], like.shape[0]) and effects_of(node).none
 
 
-def _divides(node: fx.Node, permutation: fx.Node) -> int | None:
-    """By what it divides the permutation, rounded down."""
-    if node.target is not operator.floordiv or node.args[0] is not permutation or node.meta.get(APART):
+def _divides(node: fx.Node, permutation: fx.Node, order: Order) -> int | None:
+    """By what it divides the permutation, rounded down, if nobody overwrites that."""
+    if node.target is not operator.floordiv or node.args[0] is not permutation:
+        return None
+    if order.is_written({node}, order.index[node]) or not order.in_one_mode(node, permutation):
         return None
     return node.args[1] if isinstance(node.args[1], int) and node.args[1] > 0 else None
 
 
 def _gathers(node: fx.Node, rows: fx.Node, times: int) -> bool:
     """Whether it takes all rows of a tensor, each so often, and gradients are recorded of that."""
-    if node.target is not operator.getitem or node.args[1] is not rows or node.meta.get(APART):
+    if node.target is not operator.getitem or node.args[1] is not rows:
         return False
     source = node.args[0]
     if not is_tensor(source) or not value_of(source).is_floating_point() or not value_of(node).requires_grad:
@@ -127,34 +131,35 @@ def inverse_of(permutation: Tensor) -> Tensor:
     return torch.empty_like(permutation).scatter_(0, permutation, places)
 
 
-def gathered(x: Tensor, rows: Tensor, permutation: Tensor, inverse: Tensor, times: int) -> Tensor:
-    """`x[rows]`, where rows are a permutation divided by `times`, and its inverse is known."""
-    return _Gathered.apply(x, rows, permutation, inverse, times)
+def gathered(x: Tensor, rows: Tensor, inverse: Tensor, times: int) -> Tensor:
+    """`x[rows]`, where rows are a permutation divided by `times`, whose inverse is given, too.
+
+    Saved for backward: the inverse, and rows, which PyTorch saves: who overwrites them gets its error.
+    """
+    return _Gathered.apply(x, rows, inverse, times)
 
 
 class _Gathered(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, rows, permutation, inverse, times):
+    def forward(x, rows, inverse, times):
         return x[rows]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, rows, permutation, inverse, ctx.times = inputs
-        ctx.save_for_backward(permutation, inverse)
+        _, rows, inverse, ctx.times = inputs
+        ctx.save_for_backward(inverse, rows)
         ctx.save_for_forward(rows)
 
     @staticmethod
     def backward(ctx, gradient):
-        permutation, inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            back = gathered(gradient, inverse, inverse, permutation, 1)
-        else:
-            back = gradient[inverse]
+        inverse, _ = ctx.saved_tensors
+        # Not by this function: PyTorch records none within a backward pass of batched gradients.
+        back = gradient[inverse]
         if ctx.times > 1:
-            back = back.reshape(-1, ctx.times, *back.shape[1:]).sum(1)
-        return back, None, None, None, None
+            back = back.reshape(back.shape[0] // ctx.times, ctx.times, *back.shape[1:]).sum(1)
+        return back, None, None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):

@@ -134,6 +134,27 @@ def test_what_is_drawn_is_drawn_in_each_call():
     assert constants == 0 and not torch.equal(first, second)
 
 
+def test_somebodys_operator_runs_in_each_call():
+    calls = []
+
+    @torch.library.custom_op("onepass_tests::counted", mutates_args=())
+    def counted(n: int) -> torch.Tensor:
+        calls.append(n)
+        return torch.full((n,), float(len(calls)))
+
+    @counted.register_fake
+    def _(n):
+        return torch.empty(n)
+
+    results, constants, _ = held(lambda x: x + torch.ops.onepass_tests.counted(4), torch.zeros(4))
+    assert constants == 0 and [result.tolist() for result in results] == [[1.0] * 4, [2.0] * 4]
+
+
+def test_what_raises_raises_in_the_call():
+    with pytest.raises(torch.linalg.LinAlgError):
+        onepass.fuse(lambda x: x * torch.linalg.inv(torch.zeros(4, 4)))(torch.randn(4, 4))
+
+
 def test_large_constants_are_made_in_each_call(monkeypatch):
     monkeypatch.setattr(constants_module, "LARGEST", 4)
     _, constants, aranges = held(attends, torch.randn(2, 6, 8))

@@ -115,6 +115,8 @@ def test_models_that_skip_their_logits_skip_a_cache():
     cache = transformers.DynamicCache(config=model.config)
     assert getattr(model(**inputs, **{name: cache}), name) is not None
     assert cache.get_seq_length() == inputs["input_ids"].shape[1]
+    given = [inputs["input_ids"], inputs.get("attention_mask"), None, transformers.DynamicCache(config=model.config)]
+    assert getattr(model(*given, labels=inputs["labels"]), name) is not None
     with torch.no_grad():
         assert getattr(model(**inputs), name) is not None
 

@@ -94,6 +94,26 @@ def test_which_are_padded(features, rows, dtype, is_padded):
         torch.testing.assert_close(mine, its, rtol=5e-2, atol=1e-1)
 
 
+def test_a_frozen_matrix_saves_no_input():
+    x, weight, _ = tensors(13)
+    hidden = x * 1
+    result = padded_linear(hidden, weight.detach())
+    hidden.relu_()
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand_as(x))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 13), (5, 13)], ids=str)
+def test_biases_that_are_no_column_stay(monkeypatch, shape):
+    monkeypatch.setattr(padding, "_gains", lambda node, x, weight: True)
+    x, weight, _ = tensors(13, shape=(5,))
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    graph = captured(lambda *t: F.linear(*t).tanh(), x, weight, bias)
+    leave_apart(graph)
+    pad_features(graph)
+    assert padded_linear not in [node.target for node in graph.nodes]
+
+
 def test_a_layer_in_a_graph(monkeypatch):
     """As on a GPU: here by a rule that takes all."""
     monkeypatch.setattr(padding, "_gains", lambda node, x, weight: True)

@@ -312,6 +312,37 @@ def overwritten_since_scaled(q, k, v):
     return attend(heads(scaled, 2), heads(k, 2), heads(v, 2), scale=1.0)
 
 
+def scaled_in_inference_mode(q, k, v):
+    with torch.inference_mode():
+        s = q * 0.5
+    return attend(heads(s, 2), heads(k.detach(), 2), heads(v.detach(), 2), scale=1.0)
+
+
+def test_queries_scaled_in_inference_mode_have_no_gradient():
+    assert not onepass.fuse(scaled_in_inference_mode)(torch.randn(2, 6, 8).requires_grad_(), *given()[1:]).requires_grad
+
+
+def test_queries_without_features():
+    q = torch.randn(2, 2, 5, 0)
+    assert onepass.fuse(lambda q: F.scaled_dot_product_attention(q * 0.5, q.cos(), q))(q).shape == q.shape
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_sources_that_a_caller_overwrites(joins):
+    """PyTorch saves the copy."""
+
+    def function(q, k, v):
+        source = k + 1
+        keys = joined(heads(source, 2)) if joins else heads(k, 2)
+        return attend(heads(q[..., :8] if joins else source * 0.5, 2), keys, heads(v, 2)), source
+
+    for way in (function, onepass.fuse(function)):
+        result, source = way(*given())
+        with torch.no_grad():
+            source.zero_()
+        result.sum().backward()
+
+
 def scaled_keys_too(q, k, v):
     q = heads(q * 0.5, 2)
     return attend(q, q, heads(v, 2), scale=1.0)

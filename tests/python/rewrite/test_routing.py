@@ -94,6 +94,43 @@ def test_orders_that_are_given_are_memory_of_their_own():
     agree(twice_given, tensors())
 
 
+def test_what_a_caller_overwrites():
+    """PyTorch saves the index of each of them, and the permutation of none."""
+    for function, raises in (
+        (lambda x, w, e: (lambda p: (x[p // TIMES], p))(torch.argsort(e.reshape(-1))), False),
+        (lambda x, w, e: (lambda p: (w.reshape(-1)[torch.argsort(p)], p))(torch.argsort(e.reshape(-1))), False),
+        (lambda x, w, e: (lambda r: (x[r], r))(torch.argsort(e.reshape(-1)) // TIMES), True),
+    ):
+        torch._dynamo.reset()
+        for way in (function, onepass.fuse(function)):
+            result, given = way(*tensors())
+            given.zero_()
+            if raises:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    result.sum().backward()
+            else:
+                result.sum().backward()
+
+
+def test_second_derivatives_of_batched_gradients():
+    def function(x):
+        return x[torch.argsort(torch.tensor([2, 0, 1]))] ** 3
+
+    outcomes = []
+    for way in (function, onepass.fuse(function)):
+        x = torch.arange(1.0, 4.0, requires_grad=True)
+        (gradients,) = torch.autograd.grad(way(x), x, torch.eye(3), is_grads_batched=True, create_graph=True)
+        outcomes.append(torch.autograd.grad(gradients.square().sum() + x.sum(), x)[0])
+    torch.testing.assert_close(*reversed(outcomes))
+
+
+def test_no_features():
+    x = torch.randn(6, 0, requires_grad=True)
+    experts = torch.randint(0, 3, (12,))
+    onepass.fuse(lambda x, e: x[torch.argsort(e) // TIMES] * 1.0)(x, experts).sum().backward()
+    assert x.grad.shape == x.shape
+
+
 def test_a_descending_order_is_no_inverse():
     assert calls(descending, *tensors()).count("argsort") == 2
     agree(descending, tensors())
@@ -144,6 +181,26 @@ def inverse_written(x, weights, experts):
     return rows, inverse
 
 
+def divided_written(x, weights, experts):
+    rows = torch.argsort(experts.reshape(-1)) // TIMES
+    rows[0] = 3
+    return x[rows]
+
+
+def counts_written(x, weights, experts):
+    permutation = torch.argsort(experts.reshape(-1))
+    inverse, places = torch.empty_like(permutation), torch.arange(permutation.shape[0])
+    places.sub_(1).clamp_(min=0)
+    inverse[permutation] = places
+    return weights.reshape(-1)[inverse]
+
+
+def sorted_in_inference_mode(x, weights, experts):
+    with torch.inference_mode():
+        permutation = torch.argsort(experts.reshape(-1))
+    return x[permutation // TIMES]
+
+
 def never_filled(x, weights, experts):
     permutation = torch.argsort(experts.reshape(-1) * 0 + 1)
     torch.empty_like(permutation)
@@ -161,7 +218,7 @@ def counted_otherwise(x, weights, experts):
     "function",
     [
         *(not_all_rows, no_permutation, of_a_matrix, overwritten, another_number_is_written, counted_otherwise),
-        *(inverse_written, never_filled),
+        *(inverse_written, never_filled, divided_written, counts_written, sorted_in_inference_mode),
     ],
 )
 def test_left_alone(function):
@@ -183,7 +240,7 @@ def test_derivatives(times):
     x = torch.randn(6 // times, 3, dtype=torch.float64, requires_grad=True)
 
     def function(x):
-        return gathered(x, permutation // times, permutation, inverse, times)
+        return gathered(x, permutation // times, inverse, times)
 
     assert torch.equal(function(x), x[permutation // times])
     torch.autograd.gradcheck(function, x, check_forward_ad=True, check_batched_grad=True)

@@ -260,8 +260,19 @@ class Order:
     def is_transformed(self, node: fx.Node) -> bool:
         """Whether it stands within a level of `torch.func`, where a function of autograd cannot be called with tensors
         that the level does not wrap (torch.vmap asserts)."""
+        return any(name.endswith("_increment_nesting") for name in self._entered(node))
+
+    def is_inferred(self, node: fx.Node) -> bool:
+        """Whether what it gives is made in `torch.inference_mode` within the graph: no backward may save that."""
+        return any("inference_mode" in name for name in self._entered(node))
+
+    def _entered(self, node: fx.Node) -> list[str]:
         _, *entered = self.modes[self.index[node]]
-        return any(within.target.__name__.endswith("_increment_nesting") for within in entered)
+        return [within.target.__name__ for within in entered]
+
+    def in_one_mode(self, *nodes: fx.Node) -> bool:
+        """Whether they all stand where the same modes hold."""
+        return len({self.modes[self.index[node]] for node in nodes}) == 1
 
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
         """Whether a node is computed from one of these."""
