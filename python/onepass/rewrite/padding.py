@@ -35,8 +35,11 @@ def pad_features(graph: fx.Graph) -> None:
         op = operation(node)
         if op is None or op.name != "linear" or order.is_transformed(node) or not _gains(node, *op.arguments[:2]):
             continue
-        if op.arguments[2] is not None and not is_bias(op.arguments[2], node):
+        *taken, bias = op.arguments
+        if bias is not None and not is_bias(bias, node):
             continue
+        if value_of(node).requires_grad and order.is_written(set(taken), order.index[node]):
+            continue  # PyTorch saves a copy of x where it does not lie row by row
         order.replaces(node, padded_linear, op.arguments, {})
 
 

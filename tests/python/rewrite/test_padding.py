@@ -103,6 +103,24 @@ def test_a_frozen_matrix_saves_no_input():
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand_as(x))
 
 
+def test_inputs_that_are_overwritten(monkeypatch):
+    """Of an input that does not lie row by row PyTorch saves a copy."""
+    monkeypatch.setattr(padding, "_gains", lambda node, x, weight: True)
+    torch._dynamo.reset()
+    x, weight, _ = tensors(13, shape=(3, 5, 2))
+    given = x.detach().contiguous(memory_format=torch.channels_last)
+
+    def function(x, weight):
+        result = F.linear(x, weight)
+        x.mul_(2.0)
+        return result
+
+    ours, theirs = (
+        torch.autograd.grad(way(given.clone(), weight).sum(), weight)[0] for way in (onepass.fuse(function), function)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 13), (5, 13)], ids=str)
 def test_biases_that_are_no_column_stay(monkeypatch, shape):
     monkeypatch.setattr(padding, "_gains", lambda node, x, weight: True)
