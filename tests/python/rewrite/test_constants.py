@@ -88,13 +88,13 @@ def gives_them(x):
 
 
 def writes_them(x):
-    places = torch.arange(4, dtype=x.dtype).repeat(2)
+    places = torch.arange(4, dtype=x.dtype, device=x.device).repeat(2)
     places.mul_(2.0)
     return x + places[: x.shape[-1]]
 
 
 def draws_them(x):
-    return x + torch.rand(x.shape[-1])
+    return x + torch.rand(x.shape[-1], device=x.device)
 
 
 def held(function, *inputs):
