@@ -130,16 +130,29 @@ def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...
 
 
 def scores(
-    name: str, kernels: str, text: str, shape: tuple[int, ...], keys: int, dtype=BF16, *, how="", values=0, **of
+    name: str,
+    kernels: str,
+    text: str,
+    shape: tuple[int, ...],
+    keys: int,
+    dtype=BF16,
+    *,
+    how="",
+    values=0,
+    turned=False,
+    **of,
 ) -> None:
-    """A line's call with `scores`. values: numbers of each, where it ends in them."""
+    """A line's call with `scores`. values: numbers of each, where it ends in them; turned: heads lie between rows."""
     given = with_strategy(text, how) if how else text
 
     def run(device: str) -> None:
         inputs = make_inputs(text, shape, dtype, device, out_features=keys, **of)
         if values:
             inputs.operands[-1] = torch.randn(*shape[:-2], keys, values, device=device).to(dtype)
-        both_ways(lambda *ts: onepass.fused(given, *ts), inputs.tensors)
+        tensors = inputs.tensors
+        for place in (0, 1, len(tensors) - 1) if turned else ():
+            tensors[place] = tensors[place].detach().transpose(1, 2).contiguous().transpose(1, 2)
+        both_ways(lambda *ts: onepass.fused(given, *ts), tensors)
 
     add(name, kernels, run, text)
 
@@ -429,6 +442,9 @@ def attention() -> None:
     )
     scores("values, dropout", f"attention_forward_sm90 {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96),
            136, values=48, how="flash")  # fmt: skip
+    scores("values, turned", f"attention_forward_sm90 {both}", values, (2, 3, 130, 72), 136, values=64, how="flash",
+           turned=True)  # fmt: skip
+    scores("values by warps, turned", by_warps, values, (2, 3, 37, 64), 131, values=72, how="flash", turned=True)
     scores("values, deep", f"attention_forward_sm90 {both}", values, (1, 2, 130, 256), 136, values=256, how="flash")
     scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="flash")
     scores(

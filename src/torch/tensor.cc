@@ -163,12 +163,17 @@ Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
   std::int64_t inline_strides[kInline];
   std::vector<std::int64_t> more(dim > kInline ? static_cast<std::size_t>(dim) : 0);
   std::int64_t* strides = dim > kInline ? more.data() : inline_strides;
-  std::int64_t stride = 1, numel = 1;
+  std::int64_t stride = 1;
   for (int d = dim - 1; d >= 0; --d) {
     strides[d] = stride;
     stride *= sizes[d] > 0 ? sizes[d] : 1;
-    numel *= sizes[d];
   }
+  return empty_strided(sizes, strides, dim, type, on);
+}
+
+Tensor empty_strided(const std::int64_t* sizes, const std::int64_t* strides, int dim, dtype type, const device& on) {
+  std::int64_t numel = 1;
+  for (int d = 0; d < dim; ++d) numel *= sizes[d];
   const std::int64_t bytes = numel * size_of(type);
   const bool large = !on.is_cuda() && bytes >= (3 << 20);
   if (large) {

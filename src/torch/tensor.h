@@ -46,6 +46,8 @@ void require_device(const Tensor& t, const device& of_x, const What& what) {
 void let_storages_resize(void (*let)(void* tensor));
 Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
 Tensor empty_like(const spec::shape&, dtype, const device&);
+// The same with strides of its own, that are dense.
+Tensor empty_strided(const std::int64_t* sizes, const std::int64_t* strides, int dim, dtype, const device&);
 
 // The same memory in another shape; the dispatcher takes microseconds for it.
 // offset: of its first number, from that of the tensor.

@@ -100,20 +100,20 @@ void launch_backward(const choice::way& way, const imagined_attention& of, int d
     ASSERT_TRUE(fits(tiles));
     return launch_backward_sm90(tiles, device, nullptr);
   }
-  void* const any = tiles.grad_queries;
+  void* const any = tiles.grad_queries.data;
   const backward_sm80_call warps{.behind = forward.behind,
                                  .a_behind = forward.a_behind,
                                  .causal = forward.causal,
                                  .queries = any,
                                  .grad_output = any,
-                                 .output = any,
+                                 .output = tiles.output,
                                  .keys = forward.keys,
                                  .values = forward.values,
                                  .rows_of_batch = forward.queries.rows,
                                  .statistics = static_cast<softmax_statistics*>(any),
-                                 .grad_queries = any,
-                                 .grad_keys = any,
-                                 .grad_values = any};
+                                 .grad_queries = tiles.grad_queries,
+                                 .grad_keys = tiles.grad_keys,
+                                 .grad_values = tiles.grad_values};
   ASSERT_TRUE(fits(warps));
   launch_backward_sm80(warps, device, nullptr);
 }

@@ -35,18 +35,18 @@ class imagined_attention {
             .queries = rows_of(of_.rows, of_.head_dim),
             .keys = rows_of(of_.keys, of_.head_dim),
             .values = of_.value_head_dim > 0 ? rows_of(of_.keys, of_.value_head_dim) : batched_rows{},
-            .y = scores_.a_behind.y.data};
+            .y = matrices_of(rows_of(of_.rows, of_.value_head_dim))};
   }
 
   backward_sm90_call gradients(const attention_call& call) const {
-    void* y = scores_.a_behind.y.data;
+    const batched_rows output = rows_of(of_.rows, of_.value_head_dim);
     return {.forward = call,
-            .grad_output = rows_of(of_.rows, of_.value_head_dim),
-            .output = y,
-            .statistics = static_cast<softmax_statistics*>(y),
-            .grad_queries = y,
-            .grad_keys = y,
-            .grad_values = y};
+            .grad_output = output,
+            .output = matrices_of(output),
+            .statistics = static_cast<softmax_statistics*>(scores_.a_behind.y.data),
+            .grad_queries = matrices_of(call.queries),
+            .grad_keys = matrices_of(call.keys),
+            .grad_values = matrices_of(call.values)};
   }
 
  private:

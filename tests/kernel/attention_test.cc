@@ -19,7 +19,8 @@ struct attention_case {
   const char* line;  // without `values`; `mask`, or `times` behind softmax, takes a tensor of the scores' size
   int64 rows, keys, head_dim, value_head_dim;
   dtype type;
-  bool padded = false;  // `mask` is a key-padding mask: booleans that all rows of a matrix share
+  bool padded = false;   // `mask` is a key-padding mask: booleans that all rows of a matrix share
+  bool between = false;  // rows of the results' matrices lie between each other, as those of heads do
   bool multiplies() const { return std::string_view(line).ends_with("times"); }
 };
 constexpr int64 kBatches = 2;
@@ -157,19 +158,19 @@ class attention_on_device {
     device_tensor statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
     a_.statistics = statistics.data();
     attention_call call = described();
-    call.values = rows_of("v", of_.keys, of_.value_head_dim), call.y = y.data();
+    call.values = rows_of("v", of_.keys, of_.value_head_dim), call.y = written(y, of_.rows, of_.value_head_dim);
     launch_forward_sm90(call, 0, nullptr);
-    expect_near(y.host(), exact().result(v_), bound(), "the result");
+    expect_near(read(y, of_.rows, of_.value_head_dim), exact().result(v_), bound(), "the result");
     const device_tensor softmax(
         static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kWarpgroupRows) * kWarpgroupRows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
       const backward_sm90_call backward{.forward = call,
                                         .grad_output = rows_of("dy", of_.rows, of_.value_head_dim),
-                                        .output = y.data(),
+                                        .output = written(y, of_.rows, of_.value_head_dim),
                                         .statistics = static_cast<softmax_statistics*>(softmax.data()),
-                                        .grad_queries = dq.data(),
-                                        .grad_keys = dk.data(),
-                                        .grad_values = dv.data()};
+                                        .grad_queries = written(dq, of_.rows, of_.head_dim),
+                                        .grad_keys = written(dk, of_.keys, of_.head_dim),
+                                        .grad_values = written(dv, of_.keys, of_.value_head_dim)};
       ASSERT_TRUE(fits(backward));
       launch_backward_sm90(backward, 0, nullptr);
     });
@@ -186,9 +187,9 @@ class attention_on_device {
     }
     launch(dq, dk, dv);
     const gradients g = exact().backward(v_, dy_);
-    expect_near(dq.host(), g.queries, 2 * bound(), "queries");
-    expect_near(dk.host(), g.keys, 2 * bound(), "keys");
-    expect_near(dv.host(), g.values, 2 * bound(), "values");
+    expect_near(read(dq, of_.rows, of_.head_dim), g.queries, 2 * bound(), "queries");
+    expect_near(read(dk, of_.keys, of_.head_dim), g.keys, 2 * bound(), "keys");
+    expect_near(read(dv, of_.keys, of_.value_head_dim), g.values, 2 * bound(), "values");
     if (wants_mask) {
       EXPECT_LT(distance(dmask.host(), g.mask), 2 * bound()) << "mask";
     }
@@ -233,12 +234,12 @@ class attention_on_device {
                                    0,
                                    of_.keys * of_.value_head_dim,
                                    of_.value_head_dim,
-                                   y.data(),
+                                   written(y, of_.rows, of_.value_head_dim),
                                    causal()};
     ASSERT_EQ(why_not_attention_sm80(parts_, of_.head_dim, of_.value_head_dim, of_.type, facts(device)), "");
     ASSERT_TRUE(fits(with));
     launch_attention_sm80(with, device, nullptr);
-    expect_near(y.host(), exact().result(v_), bound(), "the result");
+    expect_near(read(y, of_.rows, of_.value_head_dim), exact().result(v_), bound(), "the result");
     expect_statistics(statistics.host());
     if (why_not_backward_sm80(parts_, of_.head_dim, of_.value_head_dim, of_.type, facts(device)).empty())
       expect_gradients_sm80(device, y);
@@ -251,14 +252,14 @@ class attention_on_device {
                                     .causal = causal(),
                                     .queries = there_.at("q")->data(),
                                     .grad_output = there_.at("dy")->data(),
-                                    .output = y.data(),
+                                    .output = written(y, of_.rows, of_.value_head_dim),
                                     .keys = rows_of("k", of_.keys, of_.head_dim),
                                     .values = rows_of("v", of_.keys, of_.value_head_dim),
                                     .rows_of_batch = of_.rows,
                                     .statistics = static_cast<softmax_statistics*>(softmax.data()),
-                                    .grad_queries = dq.data(),
-                                    .grad_keys = dk.data(),
-                                    .grad_values = dv.data()};
+                                    .grad_queries = written(dq, of_.rows, of_.head_dim),
+                                    .grad_keys = written(dk, of_.keys, of_.head_dim),
+                                    .grad_values = written(dv, of_.keys, of_.value_head_dim)};
       ASSERT_TRUE(fits(call));
       launch_backward_sm80(call, device, nullptr);
     });
@@ -310,6 +311,22 @@ class attention_on_device {
     there_["mask"] = std::make_unique<device_tensor>(kept, dtype::boolean);
     return there_["mask"]->data();
   }
+  strided_matrices written(const device_tensor& t, int64 rows, int64 numbers) const {
+    if (of_.between) return {t.data(), 0, numbers, 0, kBatches * numbers};
+    return {t.data(), 0, rows * numbers, 0, numbers};
+  }
+  // The numbers of such a tensor, matrix by matrix.
+  doubles read(const device_tensor& t, int64 rows, int64 numbers) const {
+    const doubles there = t.host();
+    if (!of_.between) return there;
+    doubles apart(there.size());
+    for (int64 i = 0; i < kBatches * rows * numbers; ++i) {
+      const int64 batch = i / numbers % kBatches, row = i / numbers / kBatches;
+      apart[static_cast<std::size_t>((batch * rows + row) * numbers + i % numbers)] =
+          there[static_cast<std::size_t>(i)];
+    }
+    return apart;
+  }
   batched_rows rows_of(const char* name, int64 rows, int64 numbers) const {
     return {there_.at(name)->data(), 1, kBatches, 1, rows, numbers, 0, rows * numbers, 0, numbers};
   }
@@ -332,6 +349,18 @@ TEST_F(EmulatedAttention, AttentionSm90) {
   attention_on_device({"mul(0.125) | mask | softmax", 70, 136, 40, 72, dtype::f16}).expect_attention();
   attention_on_device({"mul(0.125) | causal | softmax", 200, 200, 128, 128, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 264, 64, 64, dtype::bf16, true}).expect_attention();
+}
+TEST_F(EmulatedAttention, RowsOfResultsLieBetweenEachOther) {
+  const attention_case of{.line = "mul(0.125) | causal | softmax",
+                          .rows = 72,
+                          .keys = 136,
+                          .head_dim = 64,
+                          .value_head_dim = 40,
+                          .type = dtype::f16,
+                          .between = true};
+  attention_on_device(of).expect_attention();
+  attention_on_device(of).launch_forward_sm80(0);
+  attention_on_device(of).launch_forward_sm80(1);
 }
 TEST_F(EmulatedAttention, ATensorBehindSoftmax) {
   const attention_case of{"mul(0.125) | softmax | times", 70, 136, 64, 64, dtype::bf16};

@@ -34,8 +34,12 @@ def _forward(shapes):
     """shapes: the fake operator, for what is saved."""
 
     def decomposed(x, operands, line, dropout_state, *save):
-        results = compose(_parse(line).words, x, operands, dropout_state)
-        return [*results, *shapes(x, operands, line, dropout_state, *save)[len(results) :]]
+        results = [*compose(_parse(line).words, x, operands, dropout_state)]
+        fakes = shapes(x, operands, line, dropout_state, *save)
+        if not fakes[0].is_contiguous():  # of attention: what follows it views that
+            order = fake.order_of(x)
+            results[0] = results[0].permute(order).contiguous().permute([order.index(dim) for dim in range(x.dim())])
+        return [*results, *fakes[len(results) :]]
 
     return decomposed
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch._library.utils import get_layout_constraint_tag
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from onepass import _native
 from onepass._arguments.shapes import sizes_of_sum
@@ -102,6 +103,27 @@ def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
     return x.new_empty((_native.describe(line)[count], rows), dtype=_arithmetic(x.dtype))
 
 
+def order_of(like: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions in the order in which results of attention have them, outermost first: that of their tensor, the
+    queries or one that has a gradient; as they are where its rows are not contiguous or it is broadcast. The kernels
+    have the same rule (src/torch/attention/order.cc)."""
+    order, strides = list(range(like.dim())), like.stride()
+    if not guard_or_false(strides[-1] == 1) or any(guard_or_false(stride == 0) for stride in strides):
+        return tuple(order)
+    for end in range(1, len(order) - 1):
+        at = end
+        while at > 0 and guard_or_false(strides[order[at]] > strides[order[at - 1]]):
+            order[at - 1], order[at] = order[at], order[at - 1]
+            at -= 1
+    return tuple(order)
+
+
+def empty_in_order(like: torch.Tensor, columns: int, of: torch.Tensor) -> torch.Tensor:
+    """like's sizes, but for the last, in its order of dimensions."""
+    order, sizes = order_of(like), (*like.shape[:-1], columns)
+    return of.new_empty([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(like.dim())])
+
+
 @_fake("elementwise_forward")
 def elementwise_results(x, operands, line, dropout_state):
     _require_device(x, line, operands)
@@ -135,7 +157,7 @@ def contraction_results(x, operands, line, dropout_state, save):
 
     results = [result(i) for i in range(1 + facts["keeps"])]
     if facts["values"]:
-        results[0] = weight.new_empty((*x.shape[:-1], operands[-1].shape[-1]))
+        results[0] = empty_in_order(x, operands[-1].shape[-1], weight)
     if save and facts["reads_product"]:
         results.append(behind())
     if save and facts["reads_statistics"]:
@@ -174,10 +196,10 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 @_fake("attention_backward")
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics, product, resumed_behind)
-    return _gradients_of_contraction(gradients[0], operands, line, types, wanted)
+    return _gradients_of_contraction(gradients[0], operands, line, types, wanted, x)
 
 
-def _gradients_of_contraction(dy, operands, line, types, wanted):
+def _gradients_of_contraction(dy, operands, line, types, wanted, x=None):
     facts = _native.describe(line)
     weight = operands[facts["weight"]]
     rows = dy.shape if facts["numbers"][0] else dy.shape[:-1]
@@ -189,8 +211,15 @@ def _gradients_of_contraction(dy, operands, line, types, wanted):
         columns = weight.shape[-2 if index > facts["weight"] else -1]
         return (columns,) if output["column"] else (*rows, columns)
 
+    def gradient(output):
+        dtype, index = OF_DTYPE[output["dtype"]], output["input"]
+        of = {0: x, 1: operands[0], len(operands): operands[-1]}.get(index) if facts["values"] else None
+        if of is None:
+            return dy.new_empty(like(output), dtype=dtype)
+        return empty_in_order(of, of.shape[-1], dy).to(dtype)
+
     plan = _native.gradients(line, types[0], tuple(types[1:]), wanted)
-    return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
+    return [gradient(output) for output in plan["outputs"]]
 
 
 @_fake("linear_forward_with_gradients")

@@ -44,7 +44,8 @@ def scaled_dot_product_attention(
             to each other.
 
     Returns:
-        (..., Hq, L, Ev), query's dtype. A row that is masked throughout is zeros, with zero gradients. What one of
+        (..., Hq, L, Ev), query's dtype, in query's order of dimensions in memory (torch's own engines differ where its
+        rows are not contiguous). A row that is masked throughout is zeros, with zero gradients. What one of
         torch's engines computes may differ from run to run, as that engine's results do, and cannot be differentiated
         twice: on the CPU that is float16 where a gradient is needed, on CUDA most calls.
 

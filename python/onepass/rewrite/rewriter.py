@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
+from onepass._operators.fake import empty_in_order
 from onepass.call import fused
 from onepass.graph.effects import detached, evaluated, remove_unused
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
-from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
+from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, lies_as, permuted
+from onepass.word import about
 
 __all__ = [
     *("CASTS", "as_result", "before_moves", "is_bias", "item", "moves", "put_lines", "rejoin_biases"),
@@ -159,6 +161,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     another dimension are turned."""
     graph, turned = order.graph, order.layout(chain)
     as_it_is = tuple(range(len(turned)))
+    attended, is_seen_to_lie = _attended(order, chain)
     with graph.inserting_after(order.place(chain)):
         call = graph.call_function(fused, (chain.line,))  # what it takes goes before it, what it gives behind it
     with graph.inserting_before(call):
@@ -169,6 +172,8 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     values = [detached(value_of(node)) for node in chain.results]
     leading = values[0].shape[:-1]
     given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
+    if attended is not None:
+        given[0] = attended
     one, keeps_before = not chain.has("keep"), _parse(chain.line).keeps_before
     call.meta = {"example_value": given[0] if one else tuple(given)}
     back = inverse(turned)
@@ -183,6 +188,8 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
                 before = [n for n, keeps in zip(call.args[2:], keeps_before) if keeps < i]
                 taken = (result, (call.args[1], *before))
                 result = after = _behind(graph, after, given[i], "call_function", _needs_what_it_takes, taken)
+        if i == 0 and is_seen_to_lie:
+            result = after = _behind(graph, after, value, "call_method", "contiguous", (result,))
         moves, shape = turned != as_it_is, tuple(value.shape)
         if same_shape(value.shape[:-1], leading):
             shape = None
@@ -199,6 +206,18 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     for node in sorted(chain.nodes, key=order.index.get, reverse=True):
         if not node.users:
             graph.erase_node(node)
+
+
+def _attended(order: Order, chain: Chain) -> tuple[Tensor | None, bool]:
+    """What a line with `values` gives, as it lies in memory, which products of matrices do not ask for; and whether
+    somebody can see that."""
+    if all(about(word).operand != "values" for word in chain.words):
+        return None, False
+    before = value_of(chain.result)
+    attended = detached(empty_in_order(value_of(chain.x), before.shape[-1], before))
+    attended.requires_grad_(before.requires_grad)
+    is_seen = not lies_as(attended, before) and not order.absorbs({chain.result: attended}, chain.nodes)
+    return attended, is_seen
 
 
 def _behind(graph: fx.Graph, node: fx.Node, value: Tensor, kind: str, target, arguments) -> fx.Node:

@@ -18,9 +18,9 @@ enum class backward_kernel : int { queries, keys };
 struct backward_sm90_call {
   const attention_call& forward;  // y is not read; the request wants the gradients of the words' tensors
   batched_rows grad_output{};
-  const void* output = nullptr;
+  strided_matrices output{};
   softmax_statistics* statistics = nullptr;  // written; of each matrix of queries, padded to whole tiles of rows
-  void *grad_queries = nullptr, *grad_keys = nullptr, *grad_values = nullptr;  // null: not wanted
+  strided_matrices grad_queries{}, grad_keys{}, grad_values{};  // data null: not wanted
 };
 
 // Why the kernels cannot take a call that forward_sm90 takes; empty where they can.
@@ -37,16 +37,17 @@ tiles_plan plan_backward_sm90(const backward_sm90_call&, backward_kernel, const 
 std::string source(const backward_sm90_call&, backward_kernel, const tiles_plan&);
 void launch_backward_sm90(const backward_sm90_call&, int device, void* stream);
 
-// Queries, output and grad_output are dense and have all rows.
+// Queries and grad_output are dense and have all rows.
 struct backward_sm80_call {
   const request& behind;  // forward's; it wants the gradients of the words' tensors
   const arguments& a_behind;
   bool causal;
-  const void *queries, *grad_output, *output;
+  const void *queries, *grad_output;
+  strided_matrices output;
   batched_rows keys, values;  // query_heads: 1
   int64 rows_of_batch;
-  softmax_statistics* statistics;                                              // written; of all rows
-  void *grad_queries = nullptr, *grad_keys = nullptr, *grad_values = nullptr;  // null: not wanted
+  softmax_statistics* statistics;                               // written; of all rows
+  strided_matrices grad_queries{}, grad_keys{}, grad_values{};  // data null: not wanted
 };
 
 struct backward_sm80_plan {

@@ -33,7 +33,7 @@ std::string why_not_backward_sm80(const spec::contraction& of, int64 head_dim, i
 bool fits(const backward_sm80_call& call) {
   const int64 head_dim = call.keys.head_dim, value_head_dim = call.values.head_dim;
   return fits(call.keys) && fits(call.values) && is_aligned(call.queries, head_dim) &&
-         is_aligned(call.grad_output, value_head_dim) && is_aligned(call.output, value_head_dim);
+         is_aligned(call.grad_output, value_head_dim);
 }
 
 backward_sm80_plan plan_backward_sm80(const backward_sm80_call& call, backward_kernel which) {
@@ -56,9 +56,9 @@ std::string source(const backward_sm80_call& call, backward_kernel which, const 
          ";\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
          type_field("kX", call.behind.x) + number("kThreads", p.threads) +
          number("kChunks", chunks_of(call.keys.head_dim)) + number("kValueChunks", chunks_of(call.values.head_dim)) +
-         number("kCausal", p.causal) + number("kWantsQueries", call.grad_queries != nullptr) +
-         number("kWantsKeys", call.grad_keys != nullptr) + number("kWantsValues", call.grad_values != nullptr) +
-         "  using behind = config_behind;\n};\n" +
+         number("kCausal", p.causal) + number("kWantsQueries", call.grad_queries.data != nullptr) +
+         number("kWantsKeys", call.grad_keys.data != nullptr) +
+         number("kWantsValues", call.grad_values.data != nullptr) + "  using behind = config_behind;\n};\n" +
          kernel_text(
              which == backward_kernel::keys ? "attention_backward_keys_sm80" : "attention_backward_queries_sm80",
              "config, line_behind", bounds(static_cast<int>(p.threads), 1), "attention_backward_sm80_arguments") +
@@ -69,28 +69,28 @@ void launch_backward_sm80(const backward_sm80_call& call, int device, void* stre
   static known_kernels known;
   const device_facts& chip = facts(device);
   for (const backward_kernel which : {backward_kernel::queries, backward_kernel::keys}) {
-    if (which == backward_kernel::keys && call.grad_keys == nullptr && call.grad_values == nullptr) return;
+    if (which == backward_kernel::keys && call.grad_keys.data == nullptr && call.grad_values.data == nullptr) return;
     const backward_sm80_plan p = plan_backward_sm80(call, which);
     const kernel_key key(device, which, call.behind.line, call.behind.x, call.behind.operand, call.behind.wants_tensor,
                          p.behind, p.causal, chunks_of(call.keys.head_dim), chunks_of(call.values.head_dim),
-                         call.grad_queries != nullptr, call.grad_keys != nullptr, call.grad_values != nullptr);
+                         call.grad_queries.data != nullptr, call.grad_keys.data != nullptr,
+                         call.grad_values.data != nullptr);
     const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
       return load(source(call, which, p), device, stream,
                   chip.arch_name + " attention backward sm80 " + call.behind.line);
     });
-    const batched_rows &k = call.keys, &v = call.values;
     const attention_backward_sm80_arguments a{.queries = call.queries,
                                               .grad_output = call.grad_output,
-                                              .output = call.output,
                                               .statistics = call.statistics,
+                                              .keys = matrices_of(call.keys),
+                                              .values = matrices_of(call.values),
+                                              .output = call.output,
                                               .grad_queries = call.grad_queries,
                                               .grad_keys = call.grad_keys,
                                               .grad_values = call.grad_values,
-                                              .keys = {k.data, k.row_stride, k.outer_stride, k.inner_stride},
-                                              .values = {v.data, v.row_stride, v.outer_stride, v.inner_stride},
-                                              .inner = k.inner,
-                                              .head_dim = k.head_dim,
-                                              .value_head_dim = v.head_dim,
+                                              .inner = call.keys.inner,
+                                              .head_dim = call.keys.head_dim,
+                                              .value_head_dim = call.values.head_dim,
                                               .rows_of_batch = call.rows_of_batch,
                                               .blocks_of_batch = p.blocks_of_batch,
                                               .behind = {}};

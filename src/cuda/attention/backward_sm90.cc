@@ -21,7 +21,8 @@ const kernel& kernel_for(const backward_sm90_call& call, backward_kernel which, 
   const kernel_key key(device, which, of.behind.line, of.behind.x, of.behind.operand, of.behind.wants_tensor, p.behind,
                        p.warpgroups, p.tile, p.stages, ceil_div(of.queries.head_dim, 16),
                        ceil_div(of.values.head_dim, 16), p.causal, of.queries.rows % p.tile == 0,
-                       call.grad_queries != nullptr, call.grad_keys != nullptr, call.grad_values != nullptr);
+                       call.grad_queries.data != nullptr, call.grad_keys.data != nullptr,
+                       call.grad_values.data != nullptr);
   return known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, which, p), device, stream,
                 facts(device).arch_name + " attention backward " + of.behind.line);
@@ -49,12 +50,12 @@ std::string why_not_backward_sm90(int64 head_dim, int64 value_head_dim) {
 
 std::vector<backward_launch> backward_launches(const backward_sm90_call& call) {
   std::vector<backward_launch> launches{{backward_kernel::queries, call}};
-  const auto add = [&](void* keys, void* values) {
-    if (keys == nullptr && values == nullptr) return;
+  const auto add = [&](const strided_matrices& keys, const strided_matrices& values) {
+    if (keys.data == nullptr && values.data == nullptr) return;
     launches.push_back({backward_kernel::keys, call});
     launches.back().call.grad_keys = keys, launches.back().call.grad_values = values;
   };
-  if (one_sum_at_a_time(call.forward)) add(call.grad_keys, nullptr), add(nullptr, call.grad_values);
+  if (one_sum_at_a_time(call.forward)) add(call.grad_keys, {}), add({}, call.grad_values);
   else add(call.grad_keys, call.grad_values);
   return launches;
 }
@@ -82,9 +83,9 @@ std::string source(const backward_sm90_call& call, backward_kernel which, const 
   const std::string more = number_field("kValueSteps", static_cast<int>(ceil_div(call.forward.values.head_dim, 16))) +
                            number_field("kAhead", ahead_of(call, for_keys)) + number_field("kStatistics", for_keys) +
                            number_field("kWholeRows", call.forward.queries.rows % p.tile == 0) +
-                           number_field("kWantsQueries", call.grad_queries != nullptr) +
-                           number_field("kWantsKeys", call.grad_keys != nullptr) +
-                           number_field("kWantsValues", call.grad_values != nullptr);
+                           number_field("kWantsQueries", call.grad_queries.data != nullptr) +
+                           number_field("kWantsKeys", call.grad_keys.data != nullptr) +
+                           number_field("kWantsValues", call.grad_values.data != nullptr);
   return tiles_source(call.forward, p, "backward_sm90", more, "attention_backward_arguments",
                       for_keys ? "attention_backward_keys_sm90" : "attention_backward_queries_sm90");
 }

@@ -14,11 +14,12 @@ namespace onepass::cuda {
 struct probabilities_sm80_call : warp_linear_call {
   int64 outer, inner, outer_stride, inner_stride;
 };
-// With `values`: the result is written to y, not to that of the words behind `scores`.
+// With `values`: the result is written to y, not to that of the words behind `scores`; y.query_head_stride is of
+// a_behind.matrix_rows rows.
 struct attention_sm80_call : probabilities_sm80_call {
   const void* values;  // [outer, inner, columns, value_head_dim]
   int64 value_stride, value_outer_stride, value_inner_stride, value_head_dim;
-  void* y;
+  strided_matrices y;
   bool causal;  // softmax of row i ignores keys > i
 };
 struct forward_sm80_plan : warp_linear_plan {

@@ -43,6 +43,10 @@ bool fits(const batched_rows& of) {
   return is_aligned(of.data, strides);
 }
 
+strided_matrices matrices_of(const batched_rows& of) {
+  return {const_cast<void*>(of.data), of.outer_stride, of.inner_stride, of.query_head_stride, of.row_stride};
+}
+
 bool fits(const attention_call& call) {
   const bool values = call.values.data == nullptr || fits(call.values);
   return fits(call.queries) && fits(call.keys) && values && call.a_behind.rows < 1 << 30 &&

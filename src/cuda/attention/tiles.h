@@ -18,6 +18,7 @@ struct batched_rows {
   int64 outer_stride, inner_stride, query_head_stride, row_stride;
 };
 bool fits(const batched_rows&);  // whether address and strides suit TMA
+strided_matrices matrices_of(const batched_rows&);
 
 struct attention_call {
   const request& behind;  // the words behind `scores`; without values y is the probabilities
@@ -26,7 +27,7 @@ struct attention_call {
   std::vector<int> prefetched{};             // operands that are prefetched: the words' tensors before softmax
   std::vector<int> leading_masks{};          // operands that are spec::leading_masks
   batched_rows queries{}, keys{}, values{};  // values.data null: none
-  void* y = nullptr;                         // with values: [all rows, values.head_dim]
+  strided_matrices y{};                      // with values: [outer, inner, query_heads, rows, values.head_dim]
 };
 bool fits(const attention_call&);
 

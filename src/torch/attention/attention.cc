@@ -4,6 +4,7 @@
 #include "src/torch/attention/batches.h"
 #include "src/torch/attention/cpu_panels.h"
 #include "src/torch/attention/cuda_kernels.h"
+#include "src/torch/attention/order.h"
 #include "src/torch/attention/probabilities.h"
 #include "src/torch/check.h"
 #include "src/torch/choose.h"
@@ -36,6 +37,12 @@ choice::call choice_of(const prepared_line& line, const Tensor& x, const Tensor&
   return c;
 }
 
+// A result in like's order of dimensions, where the kernels can write that; else contiguous.
+Tensor fresh_for_kernels(const Tensor& like, std::int64_t columns, const Tensor& keys) {
+  const Tensor result = empty_in_order(like, columns, dtype_of(keys));
+  return are_batched_rows(result, keys) ? result : empty_product(like, columns, dtype_of(keys));
+}
+
 // Forward in one kernel on CUDA; none where the tensors do not suit it.
 std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, choice::implementation by) {
   const prepared_contraction& c = *call.line.attention->scores.contraction;
@@ -44,16 +51,16 @@ std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& cal
   const Tensor scores = shape_of_product(call.x, keys);
   frame behind(c.behind, scores, "x");
   behind.enter(scores, call.operands, 1, call.dropout_state);
-  std::vector<Tensor> results{empty_product(call.x, values.size(values.dim() - 1), dtype_of(keys))};
+  std::vector<Tensor> results{fresh_for_kernels(call.x, values.size(values.dim() - 1), keys)};
   if (call.save_statistics) results.push_back(behind.fresh_statistics());
   behind.lay_out(true);
   const cuda::request leaving = request_of(behind, false);
   const torch::stable::accelerator::DeviceGuard guard(on.index);
-  void* const y = results[0].data_ptr();
+  const values_and_output to{&values, &results[0]};
   const bool launched =
       by == choice::implementation::warps
-          ? launch_forward_sm80(c, leaving, behind.a, call.x, keys, {&values, y})
-          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a, .y = y}, call.x, keys, &values);
+          ? launch_forward_sm80(c, leaving, behind.a, call.x, keys, to)
+          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, to);
   if (!launched) return {};
   return results;
 }
@@ -103,7 +110,7 @@ class backward_kernels {
     behind.statistics(given(call_, call_.statistics, "the row statistics"));
     std::vector<Tensor> results;
     const auto fresh = [&](const Tensor& like) {
-      results.push_back(empty_like(shape_of(like), dtype_of(like), device_of(like)));
+      results.push_back(fresh_for_kernels(like, like.size(like.dim() - 1), keys));
       return results.back();
     };
     std::optional<Tensor> grad_queries, grad_keys, grad_values;
@@ -142,9 +149,7 @@ std::vector<Tensor> recompute_probabilities(const backward_call& call) {
   return forward_with_scores({given(call, call.x, "x"), operands, a.scores, call.dropout_state, false});
 }
 
-}  // namespace
-
-std::vector<Tensor> forward_with_attention(const forward_call& call) {
+std::vector<Tensor> forward_by_choice(const forward_call& call) {
   const prepared_attention& a = *call.line.attention;
   check_operand_count(call.line, call.operands.size());
   const Tensor &keys = call.operands.front(), &values = call.operands.back();
@@ -170,12 +175,9 @@ std::vector<Tensor> forward_with_attention(const forward_call& call) {
   return results;
 }
 
-std::vector<Tensor> backward_with_attention(const backward_call& call, const linear_saved& saved) {
+std::vector<Tensor> backward_by_choice(const backward_call& call, const linear_saved& saved,
+                                       const spec::attention_gradients& plan) {
   const prepared_attention& a = *call.line.attention;
-  check_backward(call);
-  const spec::attention_gradients plan = spec::plan_gradients(
-      a.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
-      static_cast<std::uint64_t>(call.wanted));
   const Tensor &keys = given(call, call.operands.front(), "its keys"),
                &values = given(call, call.operands.back(), "its values");
   if (std::optional<std::vector<Tensor>> made = backward_kernels(call, saved.x, plan).run()) return *made;
@@ -210,6 +212,34 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
   if (plan.wants_values) {
     results.push_back(empty_like(shape_of(values), dtype_of(values), device_of(values)));
     multiply_batches(of.keys(results.back()), transposed(of.rows(recomputed[0])), rows);
+  }
+  return results;
+}
+
+// What the input is, counted from x on, if its gradient lies in its order of dimensions.
+const optional_tensor* ordered_input(const backward_call& call, int input) {
+  if (input == 0) return &call.x;
+  const bool keeps_rows = input == 1 || input == static_cast<int>(call.operands.size());  // keys, values
+  return keeps_rows ? &call.operands[static_cast<std::size_t>(input) - 1] : nullptr;
+}
+
+}  // namespace
+
+std::vector<Tensor> forward_with_attention(const forward_call& call) {
+  std::vector<Tensor> results = forward_by_choice(call);
+  results[0] = in_order(call.x, results[0]);
+  return results;
+}
+
+std::vector<Tensor> backward_with_attention(const backward_call& call, const linear_saved& saved) {
+  check_backward(call);
+  const spec::attention_gradients plan = spec::plan_gradients(
+      call.line.attention->parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  std::vector<Tensor> results = backward_by_choice(call, saved, plan);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const optional_tensor* like = ordered_input(call, plan.all.outputs[i].input);
+    if (like && *like) results[i] = in_order(**like, results[i]);
   }
   return results;
 }

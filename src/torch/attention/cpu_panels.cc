@@ -3,6 +3,7 @@
 
 #include "src/cpu/attention.h"
 #include "src/torch/attention/batches.h"
+#include "src/torch/attention/order.h"
 #include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/call/run.h"
@@ -31,6 +32,11 @@ class batches_on_cpu {
     held_.back() = torch::stable::contiguous(held_.back());
     return *cpu::batched_matrices::of(strided_of(held_.back(), nullptr), own_);
   }
+  // A fresh result in like's order of dimensions, where GEMMs can write that; else contiguous.
+  Tensor fresh(const Tensor& like, std::int64_t columns) const {
+    const Tensor result = empty_in_order(like, columns, type_);
+    return cpu::batched_matrices::of(strided_of(result, nullptr), own_) ? result : empty_product(like, columns, type_);
+  }
 
  private:
   const int own_;
@@ -43,7 +49,7 @@ struct values_backward {
   const Tensor &values, &grad_output;
   optional_tensor probabilities;       // where they were kept
   optional_tensor grad_probabilities;  // where they were kept
-  optional_tensor grad_values;         // written; none: not wanted
+  bool wants_values;                   // their gradient
 };
 
 // The tensors of backward_with_scores, then the gradient of the values.
@@ -60,13 +66,18 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
   std::vector<Tensor> results;
   std::optional<cpu::batched_matrices> grad_queries, grad_keys;
   if (plan.wants_input) {
-    results.push_back(empty_product(x, keys.size(keys.dim() - 1), by->type));
+    const std::int64_t columns = keys.size(keys.dim() - 1);
+    results.push_back(values ? batched.fresh(x, columns) : empty_product(x, columns, by->type));
     grad_queries = batched(results.back());
   }
   if (plan.wants_weight) {
-    results.push_back(empty_like(shape_of(keys), by->type, device_of(keys)));
+    results.push_back(values ? batched.fresh(keys, keys.size(keys.dim() - 1))
+                             : empty_like(shape_of(keys), by->type, device_of(keys)));
     grad_keys = batched(results.back());
   }
+  optional_tensor grad_values;
+  if (values && values->wants_values)
+    grad_values = batched.fresh(values->values, values->values.size(values->values.dim() - 1));
   const Tensor shape = shape_of_product(x, keys);
   std::vector<Tensor> behind;
   const auto backward_with = [&](const cpu::row_call* recompute) {
@@ -87,7 +98,7 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
                                  if (values->probabilities) panels.probabilities = values->probabilities->data_ptr();
                                  if (values->grad_probabilities)
                                    panels.grad_probabilities = batched(*values->grad_probabilities);
-                                 if (values->grad_values) panels.grad_values = batched(*values->grad_values);
+                                 if (grad_values) panels.grad_values = batched(*grad_values);
                                }
                                cpu::backward_in_panels(panels);
                              });
@@ -103,7 +114,7 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
   }
   if (plan.wants_input) results.front() = in_dtype(results.front(), saved.x);
   for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
-  if (values && values->grad_values) results.push_back(*values->grad_values);
+  if (grad_values) results.push_back(*grad_values);
   return results;
 }
 
@@ -121,7 +132,7 @@ std::vector<Tensor> forward_in_panels(const forward_call& call, const std::optio
   if (!with || with->keeps_probabilities) probabilities = empty_like(shape_of(shape), by->type, device_of(keys));
   if (with) {
     values = batched(with->values);
-    product = empty_product(call.x, with->values.size(with->values.dim() - 1), by->type);
+    product = batched.fresh(call.x, with->values.size(with->values.dim() - 1));
     result = batched(*product);
   }
   const std::vector<Tensor> operands(call.operands.begin() + 1, call.operands.end());
@@ -158,9 +169,8 @@ std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call,
   const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
   const spec::contraction_gradients plan =
       spec::plan_gradients(c.parts, of_x, spec::operand_facts_of(types.data(), types.size()), wanted.wants_scores);
-  values_backward with{values, call.gradients[0], probabilities, {}, {}};
+  values_backward with{values, call.gradients[0], probabilities, {}, wanted.wants_values};
   if (a.parts.keeps_weights) with.grad_probabilities = call.gradients.back();
-  if (wanted.wants_values) with.grad_values = empty_like(shape_of(values), dtype_of(values), device_of(values));
   const std::vector<Tensor> gradients{shape_of_product(x, keys)};
   return backward_of_panels({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state, a.scores,
                              types, static_cast<std::int64_t>(wanted.wants_scores)},

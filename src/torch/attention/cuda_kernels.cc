@@ -21,8 +21,6 @@ void describe_words(const spec::line& line, cuda::attention_call& call) {
   }
 }
 
-void* data_of(const Tensor* t) { return t ? t->data_ptr() : nullptr; }
-
 // A call's tensors as the kernels take them. It holds the copies of those that are copied.
 class kernel_tensors {
  public:
@@ -37,6 +35,9 @@ class kernel_tensors {
     if (!cuda::fits(found)) found = dense(torch::stable::contiguous(t));
     return cuda::fits(found) ? found : dense(torch::stable::clone(held_.back()));
   }
+  strided_matrices written(const Tensor* t) const {
+    return t ? cuda::matrices_of(*batched_rows(*t, own_)) : strided_matrices{};
+  }
 
  private:
   cuda::batched_rows dense(const Tensor& t) {
@@ -50,13 +51,17 @@ class kernel_tensors {
 
 }  // namespace
 
+bool are_batched_rows(const Tensor& t, const Tensor& keys) {
+  return batched_rows(t, own_batch_sizes(keys)).has_value();
+}
+
 bool launch_forward_sm90(const spec::contraction& of, choice::implementation by, cuda::attention_call call,
-                         const Tensor& queries, const Tensor& keys, const Tensor* values) {
+                         const Tensor& queries, const Tensor& keys, const values_and_output& to) {
   const device on = device_of(keys);
   kernel_tensors with(keys);
   describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys);
-  if (values) call.values = with.rows(*values);
+  if (to.values) call.values = with.rows(*to.values), call.y = with.written(to.y);
   if (!cuda::fits(call)) return false;
   void* const stream = current_stream(on.index);
   if (by == choice::implementation::cluster) return cuda::launch_probabilities_sm90(call, on.index, stream);
@@ -101,7 +106,7 @@ bool launch_forward_sm80(const prepared_contraction& c, const cuda::request& beh
                                       outer_stride(values),
                                       inner_stride(values),
                                       values.size(dim - 1),
-                                      to.y,
+                                      kernel_tensors(keys).written(to.y),
                                       spec::is_causal(c.parts.behind)};
   if (values.stride(dim - 1) != 1 || !cuda::fits(all)) return false;
   cuda::launch_attention_sm80(all, on.index, current_stream(on.index));
@@ -122,11 +127,11 @@ bool launch_backward_sm90(const spec::contraction& of, cuda::attention_call call
   const Tensor statistics = empty(bytes, 1, dtype::boolean, on);
   const cuda::backward_sm90_call backward{.forward = call,
                                           .grad_output = with.aligned_rows(grad_output),
-                                          .output = output.data_ptr(),
+                                          .output = cuda::matrices_of(with.aligned_rows(output)),
                                           .statistics = static_cast<softmax_statistics*>(statistics.data_ptr()),
-                                          .grad_queries = data_of(to.queries),
-                                          .grad_keys = data_of(to.keys),
-                                          .grad_values = data_of(to.values)};
+                                          .grad_queries = with.written(to.queries),
+                                          .grad_keys = with.written(to.keys),
+                                          .grad_values = with.written(to.values)};
   if (!cuda::fits(backward)) return false;
   cuda::launch_backward_sm90(backward, on.index, current_stream(on.index));
   return true;
@@ -147,14 +152,14 @@ bool launch_backward_sm80(const spec::contraction& of, const cuda::attention_cal
                                           .causal = spec::is_causal(of.behind),
                                           .queries = queries.data_ptr(),
                                           .grad_output = grad_output.data_ptr(),
-                                          .output = output.data_ptr(),
+                                          .output = cuda::matrices_of(with.aligned_rows(output)),
                                           .keys = with.aligned_rows(keys),
                                           .values = with.aligned_rows(values),
                                           .rows_of_batch = all.row_count(),
                                           .statistics = static_cast<softmax_statistics*>(statistics.data_ptr()),
-                                          .grad_queries = data_of(to.queries),
-                                          .grad_keys = data_of(to.keys),
-                                          .grad_values = data_of(to.values)};
+                                          .grad_queries = with.written(to.queries),
+                                          .grad_keys = with.written(to.keys),
+                                          .grad_values = with.written(to.values)};
   if (!cuda::fits(backward)) return false;
   cuda::launch_backward_sm80(backward, on.index, current_stream(on.index));
   return true;

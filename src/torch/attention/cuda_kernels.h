@@ -11,22 +11,23 @@
 
 namespace onepass::binding {
 
-// forward_sm90, or probabilities_sm90 (`by` a cluster). The call has the words behind `scores`, and y where there are
-// values; the tensors are filled in.
-bool launch_forward_sm90(const spec::contraction&, choice::implementation by, cuda::attention_call,
-                         const Tensor& queries, const Tensor& keys, const Tensor* values);
+// Whether the kernels can write the tensor as it lies in memory.
+bool are_batched_rows(const Tensor&, const Tensor& keys);
 
-// forward_sm80. With values the output is written to y, without to the result of the words behind `scores`.
+// With values the output is written to y, without to the result of the words behind `scores`.
 struct values_and_output {
-  const Tensor* values = nullptr;
-  void* y = nullptr;
+  const Tensor *values = nullptr, *y = nullptr;
 };
+// forward_sm90, or probabilities_sm90 (`by` a cluster). The call has the words behind `scores`; the tensors are filled
+// in.
+bool launch_forward_sm90(const spec::contraction&, choice::implementation by, cuda::attention_call,
+                         const Tensor& queries, const Tensor& keys, const values_and_output&);
 bool launch_forward_sm80(const prepared_contraction&, const cuda::request& behind, const arguments& a_behind,
                          const Tensor& queries, const Tensor& keys, const values_and_output&);
 
 // Backward with values. The call has the words behind `scores`; the tensors are filled in.
 struct attention_gradient_tensors {
-  const Tensor *queries, *keys, *values;  // null: not wanted
+  const Tensor *queries, *keys, *values;  // written, `are_batched_rows`; null: not wanted
 };
 bool launch_backward_sm90(const spec::contraction&, cuda::attention_call, const Tensor& queries, const Tensor& keys,
                           const Tensor& values, const Tensor& output, const Tensor& grad_output,

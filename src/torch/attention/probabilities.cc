@@ -52,7 +52,7 @@ std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& cal
   const bool launched =
       by == choice::implementation::warps
           ? launch_forward_sm80(c, leaving, behind.a, call.x, keys, {})
-          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, nullptr);
+          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, {});
   if (!launched) return {};
   return results;
 }

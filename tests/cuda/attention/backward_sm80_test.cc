@@ -15,20 +15,20 @@ constexpr backward_kernel kBoth[] = {backward_kernel::queries, backward_kernel::
 
 // As the kernels of tiles take it.
 backward_sm80_call with(const attention_call& of) {
-  void* any = of.y;
+  void* any = of.y.data;
   return {.behind = of.behind,
           .a_behind = of.a_behind,
           .causal = of.causal,
           .queries = any,
           .grad_output = any,
-          .output = any,
+          .output = of.y,
           .keys = of.keys,
           .values = of.values,
           .rows_of_batch = of.queries.rows,
           .statistics = static_cast<softmax_statistics*>(any),
-          .grad_queries = any,
-          .grad_keys = any,
-          .grad_values = any};
+          .grad_queries = matrices_of(of.queries),
+          .grad_keys = matrices_of(of.keys),
+          .grad_values = matrices_of(of.values)};
 }
 
 TEST(AttentionBackwardSm80, BlocksShareAllRowsAndKeysAndFitTheChip) {

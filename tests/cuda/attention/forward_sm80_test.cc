@@ -72,7 +72,8 @@ TEST(ProbabilitiesSm80, ItsSourceDefinesWhatKernelReads) {
 attention_sm80_call with_values(const imagined_linear& of, int64 value_head_dim) {
   const probabilities_sm80_call call = of.scores();
   const int64 batch = call.a_behind.columns * value_head_dim;
-  return {call, call.matrix, value_head_dim, 3 * batch, batch, value_head_dim, call.a_behind.y.data, false};
+  return {call, call.matrix, value_head_dim, 3 * batch, batch, value_head_dim, {call.a_behind.y.data, 0, 0, 0, 0},
+          false};
 }
 
 TEST(AttentionSm80, FitsEveryChip) {

@@ -11,6 +11,7 @@ from helpers import (
     ATTENTION_LINES,
     DTYPES,
     HALF_TYPES,
+    as_tuple,
     assert_equal,
     check_error,
     check_line,
@@ -141,7 +142,7 @@ def test_layouts(device):
     for case in cases:
         ours, theirs = ([t.to(dtype).requires_grad_() for t in case] for dtype in (torch.bfloat16, torch.float64))
         result, exact = onepass.fused(line, *ours), onepass.Line(line).reference(*theirs)
-        assert result.is_contiguous()
+        assert result.stride() == like(case[0], 64).stride()
         torch.testing.assert_close(result.double(), exact, atol=2e-2, rtol=2e-2)
         by_head = upstream([result.transpose(-2, -1)])[0].transpose(-2, -1)
         for gradient in (by_head, by_head[..., :1].expand_as(by_head)):
@@ -149,8 +150,69 @@ def test_layouts(device):
                 torch.autograd.grad(result, ours, gradient, retain_graph=True),
                 torch.autograd.grad(exact, theirs, gradient.double(), retain_graph=True),
             )
-            for mine, its in pairs:
+            for mine, its, tensor in zip(*zip(*pairs), ours):
+                assert mine.stride() == like(tensor, 64).stride()
                 torch.testing.assert_close(mine.double(), its, atol=4e-2 * its.abs().max().item(), rtol=2e-2)
+
+
+def like(tensor, columns):
+    """What attention gives in place of a tensor: as PyTorch's own, in its order of dimensions; contiguous where it is
+    broadcast, or its rows are not contiguous."""
+    sizes = *tensor.shape[:-1], columns
+    if 0 in tensor.stride() or tensor.stride(-1) != 1:
+        return torch.empty(sizes)
+    return torch.empty_like(torch.empty_strided(sizes, tensor.stride()))  # dense
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("line", ["scores | mul(0.1) | softmax | values", "scores | softmax | keep | values"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3, 37, 16), (3, 4, 130, 64)])
+def test_results_lie_as_their_tensors(sizes, line, dtype, order, device):
+    *leading, features = sizes
+    query, key, value = (
+        torch.randn([(*leading, columns)[dim] for dim in order], device=device, dtype=dtype)
+        .permute([order.index(dim) for dim in range(4)])
+        .requires_grad_()
+        for columns in (features, features, 2 * features)
+    )
+    takes_flash = dtype == torch.bfloat16 and "keep" not in line
+    for name in strategies(device) if takes_flash else ("unfused", "auto"):
+        of_name = with_strategy(line, name)
+        y, *kept = as_tuple(onepass.fused(of_name, query, key, value))
+        assert y.stride() == like(query, 2 * features).stride() and all(t.is_contiguous() for t in kept)
+        gradients = torch.autograd.grad(y, (query, key, value), torch.randn_like(y))
+        for gradient, tensor in zip(gradients, (query, key, value)):
+            assert gradient.stride() == like(tensor, tensor.shape[-1]).stride()
+        forward = torch.ops.onepass.attention_forward
+        torch.library.opcheck(forward, (query.detach(), [key.detach(), value.detach()], of_name, None, True))
+
+
+def test_as_pytorchs_own_lie(device):
+    """Heads are turned back without a copy."""
+    query, key, value = (t.transpose(1, 2) for t in tensors(*3 * [(2, 100, 4, 64)], device=device))
+    theirs = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    ours = onepass.fused("scores | mul(0.125) | softmax | values", query, key, value)
+    assert ours.stride() == theirs.stride()
+    assert ours.transpose(1, 2).reshape(2, 100, 256).data_ptr() == ours.data_ptr()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_turned_heads_under_compile(backend, device):
+    def attended(*packed):
+        query, key, value = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in packed)
+        y = onepass.fused("scores | mul(0.25) | softmax | values", query, key, value)
+        return y.transpose(1, 2).reshape(2, -1, 64) * 2
+
+    results = []
+    for function in (torch.compile(attended, backend=backend, fullgraph=True), attended):
+        for rows in (24, 40, 56):  # sizes that change
+            packed = [t.requires_grad_() for t in tensors(*3 * [(2, rows, 64)], dtype=torch.float32, device=device)]
+            y = function(*packed)
+            results.append((y, *torch.autograd.grad(y, packed, torch.ones_like(y))))
+    for ours, theirs in zip(results[:3], results[3:]):
+        for mine, its in zip(ours, theirs):
+            torch.testing.assert_close(mine, its, atol=1e-5, rtol=1e-4)
 
 
 def test_rows_that_are_masked_throughout(device):

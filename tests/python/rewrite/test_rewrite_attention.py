@@ -392,6 +392,43 @@ def test_results_that_are_seen_lie_as_they_did():
     loss.sum().backward()
 
 
+def written_out(q, k, v):
+    q, k, v = (heads(t, 2) for t in (q, k, v))
+    return ((q @ k.transpose(-2, -1)) * 0.3).softmax(-1) @ v
+
+
+def test_products_that_are_a_line_lie_as_they_did(every_line):
+    """Attention's result lies as queries do, that of a product is contiguous: nobody sees it who copies it, or reads
+    its numbers alone."""
+
+    def joined(*given):
+        return written_out(*given).transpose(1, 2).contiguous().view(2, 6, 8) * 2.0
+
+    def viewed(*given):
+        return written_out(*given).view(4, 6, 4) * 2.0
+
+    def overwritten(*given):
+        result = written_out(*given).transpose(1, 2).contiguous()
+        return result.mul_(2.0), result + 1.0
+
+    for function, copies in ((joined, 0), (written_out, 1), (viewed, 1), (overwritten, 1)):
+        torch._dynamo.reset()
+        fused, inputs = onepass.fuse(function), [t[..., :8].detach().requires_grad_() for t in given()]
+        results = [fused(*inputs), function(*inputs)]
+        ours, theirs = ([*r] if isinstance(r, tuple) else [r] for r in results)
+        assert any("values" in found.line for found in onepass.report(fused).lines)
+        for mine, its in zip(ours, theirs, strict=True):
+            assert mine.stride() == its.stride() and mine._is_view() == its._is_view()
+            torch.testing.assert_close(mine, its)
+        upstream = [torch.randn_like(t) for t in theirs]
+        gradients = [torch.autograd.grad(r, inputs, upstream) for r in (ours, theirs)]
+        torch.testing.assert_close(*gradients)
+        graph = captured(function, *inputs)
+        fusing.rewrite(graph.owning_module)
+        copied = [n.args[0] for n in graph.nodes if n.target == "contiguous"]
+        assert sum(node.target is onepass.fused for node in copied) == copies
+
+
 def test_results_that_are_given_are_no_views():
     def repeated(q, k, v):
         k, v = (expanded(heads(t, 2), 2) for t in (k, v))

@@ -120,6 +120,21 @@ def test_decomposed(training, device):
         assert_close(results, model(*x))
 
 
+def test_decomposed_attention_lies_as_it_did(device):
+    """Of turned heads: what follows views that."""
+
+    class Attended(torch.nn.Module):
+        def forward(self, query, key, value):
+            heads = [t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (query, key, value)]
+            return onepass.fused("scores | mul(0.3) | softmax | values", *heads).transpose(1, 2).reshape(3, 5, 16) + 1
+
+    packed = [torch.randn(3, 5, 16, device=device) for _ in range(3)]
+    program = torch.export.export(Attended(), tuple(packed))
+    plain = program.run_decompositions(onepass.decompositions())
+    assert not any(name.startswith("onepass") for name in targets(plain.graph))
+    torch.testing.assert_close(plain.module()(*packed), Attended()(*packed))
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_a_decomposed_line(line, device):
     inputs = make_inputs(line, (2, 5, 6), torch.float64, device)

@@ -14,6 +14,13 @@ struct batch_steps {
   int outer, inner, query_head;
 };
 
+// The matrices of a tensor [outer, inner, query_heads, rows, head_dim] of 16-bit numbers, whose rows are contiguous;
+// keys and values have one query head.
+struct strided_matrices {
+  void* data;
+  int64 outer_stride, inner_stride, query_head_stride, row_stride;
+};
+
 // forward_sm90, probabilities_sm90.
 struct attention_arguments {
   tensor_map queries, keys,
@@ -21,7 +28,7 @@ struct attention_arguments {
   batch_steps step_queries, step_keys, step_values;
   int inner, query_heads, rows;  // sizes; query_heads: matrices of queries that share a batch's keys (GQA)
   int blocks;                    // blocks that share a matrix of queries, or a batch's keys
-  void* y;                       // [all rows, value_head_dim]
+  strided_matrices y;            // with values
   int64 value_head_dim;
   arguments behind;
 };
@@ -37,9 +44,9 @@ static_assert(sizeof(softmax_statistics) == 16);  // one access
 struct attention_backward_arguments {
   tensor_map grad_output;  // [outer, inner, query_heads, rows, value_head_dim]
   batch_steps step_grad_output;
-  const void* output;              // [all rows, value_head_dim]
+  strided_matrices output;
   softmax_statistics* statistics;  // of each matrix of queries, padded to whole tiles of rows
-  void *grad_queries, *grad_keys, *grad_values;
+  strided_matrices grad_queries, grad_keys, grad_values;
   int64 head_dim;
   attention_arguments forward;
 };
@@ -55,19 +62,14 @@ struct attention_sm80_arguments {
   probabilities_sm80_arguments probabilities;
   const void* values;  // [outer, inner, keys, value_head_dim]
   int64 stride, outer_stride, inner_stride, value_head_dim;
-  void* y;  // [all rows, value_head_dim]
+  strided_matrices y;
 };
 
-// backward_sm80. Keys and values are [outer, inner, keys, head_dim]; queries have the same `inner`.
-struct batched_keys {
-  const void* data;
-  int64 stride, outer_stride, inner_stride;
-};
+// backward_sm80.
 struct attention_backward_sm80_arguments {
-  const void *queries, *grad_output, *output;  // dense, all rows
-  softmax_statistics* statistics;              // all rows
-  void *grad_queries, *grad_keys, *grad_values;
-  batched_keys keys, values;
+  const void *queries, *grad_output;  // dense, all rows
+  softmax_statistics* statistics;     // all rows
+  strided_matrices keys, values, output, grad_queries, grad_keys, grad_values;
   int64 inner, head_dim, value_head_dim, rows_of_batch, blocks_of_batch;
   arguments behind;
 };

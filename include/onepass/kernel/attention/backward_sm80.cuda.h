@@ -15,6 +15,7 @@
 //   behind                 forward's, with the tensors whose gradients are wanted
 #pragma once
 
+#include "onepass/kernel/attention/matrices.cuda.h"
 #include "onepass/kernel/attention/row_softmax.cuda.h"
 #include "onepass/kernel/row/statistics.cuda.h"
 #include "onepass/kernel/common/warp_mma.cuda.h"
@@ -24,8 +25,9 @@ ONEPASS_BEGIN
 inline constexpr int kWarpRows = attention_backward_sm80_shape::kWarpRows,
                      kTileRows = attention_backward_sm80_shape::kTileRows;
 
-ONEPASS_FUNCTION const uint16* batch_of(const batched_keys& keys, int64 batch, int64 inner) {
-  return static_cast<const uint16*>(keys.data) + batch / inner * keys.outer_stride + batch % inner * keys.inner_stride;
+ONEPASS_FUNCTION uint16* key_of_batch(const strided_matrices& of, const attention_backward_sm80_arguments& a,
+                                      int64 batch, int64 key) {
+  return row_of_batch(of, batch, a.inner, key, a.behind.columns);
 }
 ONEPASS_FUNCTION int at_most(int64 left, int most) { return left < most ? static_cast<int>(left) : most; }
 
@@ -106,7 +108,10 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch,
               in_batch = blockIdx.x % a.blocks_of_batch * kTileRows,
               first = batch * a.rows_of_batch + in_batch + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-  const uint16 *keys = batch_of(a.keys, batch, a.inner), *values = batch_of(a.values, batch, a.inner);
+  const uint16 *keys = key_of_batch(a.keys, a, batch, 0), *values = key_of_batch(a.values, a, batch, 0);
+  const auto own_row_of = [&](const strided_matrices& of, int64 row) {
+    return row_of_batch(of, batch, a.inner, row - batch * a.rows_of_batch, a.behind.matrix_rows);
+  };
   int tiles = static_cast<int>((a.behind.columns + kTileRows - 1) / kTileRows);
   if constexpr (Config::kCausal) {
     const int64 last = in_batch + kTileRows;
@@ -116,8 +121,8 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
   wait_for_kernel_before();
   const auto load_async = [&](int t) {
     if (t < tiles)
-      tile::load_async(backward_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride,
-                       a.keys.stride, values + int64{t} * kTileRows * a.values.stride, a.values.stride, a,
+      tile::load_async(backward_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.row_stride,
+                       a.keys.row_stride, values + int64{t} * kTileRows * a.values.row_stride, a.values.row_stride, a,
                        at_most(a.behind.columns - int64{t} * kTileRows, kTileRows));
     else close_copy_group();
   };
@@ -131,7 +136,7 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
     rows.queries.load(i, static_cast<const uint16*>(a.queries) + row * a.head_dim, a.head_dim);
     const uint16* gradient = static_cast<const uint16*>(a.grad_output) + row * a.value_head_dim;
     rows.gradients.load(i, gradient, a.value_head_dim);
-    const auto* output = static_cast<const uint16*>(a.output) + row * a.value_head_dim;
+    const uint16* output = own_row_of(a.output, row);
     rows.statistics[i] = statistics_of(saved_of<Behind, float>(a.behind, row), 0.0f);
     rows.statistics[i].delta = rows.gradients.product_with(i, output, a.value_head_dim);
   }
@@ -157,8 +162,7 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
   if constexpr (Config::kWantsQueries) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (rows.row(first, i) < end)
-        sums.store(i, static_cast<uint16*>(a.grad_queries) + rows.row(first, i) * a.head_dim, a.head_dim);
+      if (rows.row(first, i) < end) sums.store(i, own_row_of(a.grad_queries, rows.row(first, i)), a.head_dim);
   }
 }
 
@@ -178,9 +182,8 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   if constexpr (Config::kCausal) {
     if (a.behind.matrix_rows == a.rows_of_batch) from = at_most(key / kTileRows, tiles);
   }
-  tile::load_async(own, batch_of(a.keys, batch, a.inner) + key * a.keys.stride, a.keys.stride,
-                   batch_of(a.values, batch, a.inner) + key * a.values.stride, a.values.stride, a,
-                   at_most(a.behind.columns - key, kTileRows));
+  tile::load_async(own, key_of_batch(a.keys, a, batch, key), a.keys.row_stride, key_of_batch(a.values, a, batch, key),
+                   a.values.row_stride, a, at_most(a.behind.columns - key, kTileRows));
   const auto load_async = [&](int t) {
     const int64 row = begin + int64{t} * kTileRows;
     if (t < tiles)
@@ -233,11 +236,11 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int64 own_key = key + warp * kWarpRows + lane_id / 4 + 8 * i, to = batch * a.behind.columns + own_key;
+    const int64 own_key = key + warp * kWarpRows + lane_id / 4 + 8 * i;
     if (own_key >= a.behind.columns) continue;
-    if constexpr (Config::kWantsKeys) of_keys.store(i, static_cast<uint16*>(a.grad_keys) + to * a.head_dim, a.head_dim);
+    if constexpr (Config::kWantsKeys) of_keys.store(i, key_of_batch(a.grad_keys, a, batch, own_key), a.head_dim);
     if constexpr (Config::kWantsValues)
-      of_values.store(i, static_cast<uint16*>(a.grad_values) + to * a.value_head_dim, a.value_head_dim);
+      of_values.store(i, key_of_batch(a.grad_values, a, batch, own_key), a.value_head_dim);
   }
 }
 

@@ -406,7 +406,7 @@ ONEPASS_FUNCTION void compute_dq(const attention_backward_arguments& a, backward
   softmax_statistics statistics[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const void* output = static_cast<const uint16*>(a.output) + rows.row(i) * a.forward.value_head_dim;
+    const void* output = row_of(a.output, of.batch, of.first + warpgroup * kWarpgroupRows + rows.own(i));
     const float part = rows.exists(i)
                            ? partial_delta<Config::kX, Config::kValueAtoms>(at_shared(dynamic, gradients), rows.own(i),
                                                                             output, a.forward.value_head_dim)
@@ -439,9 +439,8 @@ ONEPASS_FUNCTION void compute_dq(const attention_backward_arguments& a, backward
       });
   if constexpr (Config::kWantsQueries) {
     sync_warpgroup(1 + warpgroup);  // all have read the queries
-    sum.store(at_shared(dynamic, queries),
-              static_cast<uint16*>(a.grad_queries) + (of.row + warpgroup * kWarpgroupRows) * a.head_dim, left,
-              a.head_dim);
+    sum.store(at_shared(dynamic, queries), row_of(a.grad_queries, of.batch, of.first + warpgroup * kWarpgroupRows),
+              a.grad_queries.row_stride, left, a.head_dim);
   }
 }
 
@@ -451,7 +450,6 @@ struct block_keys {
   batch_index batch;
   int number, first;  // the batch; the block's first key in it
   int64 row;          // the batch's first row, among all
-  int64 key;          // the batch's first key, among all
   int from, tiles;
 
   explicit ONEPASS_FUNCTION block_keys(const attention_arguments& a) {
@@ -459,7 +457,6 @@ struct block_keys {
     first = static_cast<int>(blockIdx.x) % a.blocks * (Config::kWarpgroups * kWarpgroupRows);
     batch = {number / a.inner, number % a.inner, 0};
     row = int64{number} * a.query_heads * a.rows;
-    key = int64{number} * a.behind.columns;
     tiles = (a.rows + kWarpgroupRows - 1) / kWarpgroupRows;
     from = Config::kCausal ? first / kWarpgroupRows : 0;
     if (from > tiles) from = tiles;
@@ -546,13 +543,12 @@ ONEPASS_FUNCTION void compute_dk_dv(const attention_backward_arguments& a, backw
   sync_warpgroup(1 + warpgroup);  // all have read the keys
   const uint32 keys = layout::own(dynamic, warpgroup), values = keys + layout::kOwnFirstBytes;
   const int left = static_cast<int>(a.forward.behind.columns) - first;
-  const int64 to = of.key + first;
   if constexpr (Config::kWantsKeys)
-    of_keys.store(at_shared(dynamic, keys), static_cast<uint16*>(a.grad_keys) + to * a.head_dim, left, a.head_dim,
-                  pair_at);
+    of_keys.store(at_shared(dynamic, keys), row_of(a.grad_keys, of.batch, first), a.grad_keys.row_stride, left,
+                  a.head_dim, pair_at);
   if constexpr (Config::kWantsValues)
-    of_values.store(at_shared(dynamic, values), static_cast<uint16*>(a.grad_values) + to * a.forward.value_head_dim,
-                    left, a.forward.value_head_dim, pair_at);
+    of_values.store(at_shared(dynamic, values), row_of(a.grad_values, of.batch, first), a.grad_values.row_stride, left,
+                    a.forward.value_head_dim, pair_at);
 }
 
 template <class Config, class Behind>

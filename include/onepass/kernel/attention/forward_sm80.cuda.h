@@ -17,7 +17,7 @@
 //   kCausal         with values: row i needs no keys > i
 #pragma once
 
-#include "onepass/kernel/attention/arguments.h"
+#include "onepass/kernel/attention/matrices.cuda.h"
 #include "onepass/kernel/common/online_softmax.cuda.h"
 #include "onepass/kernel/common/warp_mma.cuda.h"
 #include "onepass/kernel/linear/prologue.cuda.h"
@@ -238,7 +238,8 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
     const word::row_numbers<float> saved = statistics_of(softmax[i].largest, sum_of_four(softmax[i].sum));
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);
-    sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_head_dim, all.value_head_dim, saved.second);
+    const int64 row = row_of(i) - batch * a.rows_of_batch;
+    sums.store(i, row_of_batch(all.y, batch, a.inner, row, a.behind.matrix_rows), all.value_head_dim, saved.second);
   }
 }
 

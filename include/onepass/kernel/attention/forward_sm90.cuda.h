@@ -98,17 +98,18 @@ class score_tiles {
         warpgroup_(warpgroup_id()),
         left_(a.rows - of_.first - warpgroup_ * kWarpgroupRows),
         rows_(a.behind, layout::streams(dynamic)),
+        y_(row_of(a.y, of_.batch, of_.first + warpgroup_ * kWarpgroupRows)),
         queries_(layout::rows(dynamic, warpgroup_)),
         keys_(layout::keys(dynamic, 0)),
         ring_(shared.keys_full, shared.keys_empty) {
-    rows_.set_rows(first_row(), left_);
+    rows_.set_rows(of_.row + warpgroup_ * kWarpgroupRows, left_);
     rows_.load_async(0, 0);
     wait_for_mbarrier(&shared.queries[warpgroup_], 0);
   }
 
   ONEPASS_FUNCTION int tiles() const { return of_.tiles; }
   ONEPASS_FUNCTION int warpgroup() const { return warpgroup_; }
-  ONEPASS_FUNCTION int64 first_row() const { return of_.row + warpgroup_ * kWarpgroupRows; }
+  ONEPASS_FUNCTION uint16* y() const { return y_; }  // the warpgroup's first row of the result
   ONEPASS_FUNCTION int rows_left() const { return left_; }
   ONEPASS_FUNCTION const vectors& rows() const { return rows_; }
   ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
@@ -146,6 +147,7 @@ class score_tiles {
   const block_rows<Config> of_;
   const int warpgroup_, left_;
   vectors rows_;
+  uint16* const y_;
   const uint32 queries_, keys_;
   ring_consumer<Config::kStages> ring_;
 };
@@ -250,8 +252,8 @@ ONEPASS_FUNCTION void flash_forward(const attention_arguments& a, attention_shar
   save_statistics<Config, Behind>(a, rows, sums, saved);
   const float inverses[2] = {saved[0].second, saved[1].second};
   values.scale(inverses);
-  auto* to = static_cast<uint16*>(a.y) + rows.first_row() * a.value_head_dim;
-  values.store(attention_shared<Config>::own_rows(dynamic, rows.warpgroup()), to, rows.rows_left(), a.value_head_dim);
+  values.store(attention_shared<Config>::own_rows(dynamic, rows.warpgroup()), rows.y(), a.y.row_stride,
+               rows.rows_left(), a.value_head_dim);
 }
 
 // The mainloop without values: keys are read twice, and the probabilities are stored.

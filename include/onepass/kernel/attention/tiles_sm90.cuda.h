@@ -13,17 +13,12 @@
 //                          prefetches for itself
 #pragma once
 
-#include "onepass/kernel/attention/arguments.h"
+#include "onepass/kernel/attention/matrices.cuda.h"
 #include "onepass/kernel/common/cursor.cuda.h"
 #include "onepass/kernel/row/statistics.cuda.h"
 #include "onepass/kernel/common/warpgroups.cuda.h"
 
 ONEPASS_BEGIN
-
-// A batch of keys, and one of the query heads that share them.
-struct batch_index {
-  int outer, inner, query_head;
-};
 
 // The batch and query head of matrix `number` of the queries.
 ONEPASS_FUNCTION batch_index batch_of_matrix(const attention_arguments& a, int number) {
@@ -259,14 +254,15 @@ class row_fragments {
 // Copies 64 rows of accumulators from shared memory, where store_accumulators left them, to global memory: those of
 // which row_of(row) is below `rows`, and the first `head_dim` elements of each.
 template <int kHeadDim, class RowOf>
-ONEPASS_FUNCTION void store_staged_rows(const char* staged, void* to, int rows, int64 head_dim, const RowOf& row_of) {
+ONEPASS_FUNCTION void store_staged_rows(const char* staged, uint16* to, int64 stride, int rows, int64 head_dim,
+                                        const RowOf& row_of) {
   constexpr int kChunks = kHeadDim / 8, kAtOnce = kWarpgroupThreads / kChunks;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, piece = thread % kChunks;
   if (thread >= kAtOnce * kChunks || piece * 8 >= head_dim) return;
 #pragma unroll 4
   for (int r = thread / kChunks; r < kWarpgroupRows; r += kAtOnce) {
     if (row_of(r) < rows)
-      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + row_of(r) * head_dim + piece * 8) =
+      *reinterpret_cast<uint4*>(to + row_of(r) * stride + piece * 8) =
           *reinterpret_cast<const uint4*>(staged + r * (kHeadDim * 2) + swizzled_piece(piece, r) * 16);
   }
 }
@@ -297,16 +293,17 @@ class weighted_sum {
 #pragma unroll
     for (int k = 0; k < kHeadDim / 2; ++k) sums_[k] *= factors[k / 2 % 2];
   }
-  // Stores 64 rows to `to`, of which `rows` exist, through shared memory of this warpgroup.
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 head_dim) const {
-    store(shared, to, rows, head_dim, [](int row) { return row; });
+  // Stores 64 rows to `to`, of which `rows` exist, `stride` apart, through shared memory of this warpgroup.
+  ONEPASS_FUNCTION void store(char* shared, uint16* to, int64 stride, int rows, int64 head_dim) const {
+    store(shared, to, stride, rows, head_dim, [](int row) { return row; });
   }
   // row_of(row): the row of `to` for a row.
   template <class RowOf>
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 head_dim, const RowOf& row_of) const {
+  ONEPASS_FUNCTION void store(char* shared, uint16* to, int64 stride, int rows, int64 head_dim,
+                              const RowOf& row_of) const {
     store_accumulators<Config::kX, kHeadDim>(sums_, shared);
     sync_warpgroup(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads);
-    store_staged_rows<kHeadDim>(shared, to, rows, head_dim, row_of);
+    store_staged_rows<kHeadDim>(shared, to, stride, rows, head_dim, row_of);
   }
 
  private:
