@@ -39,11 +39,11 @@ test: build  ## all that CI runs: format, documents, C++ and Python tests
 	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 10
 
-TESTED := -DONEPASS_TESTS=ON -DONEPASS_TORCH=ON -DONEPASS_LINES=all
+TESTED := -DONEPASS_TESTS=ON -DONEPASS_TORCH=ON
 
 build: $(VENV)/cmake.stamp
 	tools/system-packages tests
-	$(TOGETHER) whole packages LINES="-DONEPASS_LINES=all" PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
+	$(TOGETHER) whole packages PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
 
 # In the same folder as with tests: a new one is configured without them and with few lines.
 lib: $(VENV)/cmake.stamp  ## the library alone, in place: `source .venv/bin/activate`
@@ -52,7 +52,7 @@ lib: $(VENV)/cmake.stamp  ## the library alone, in place: `source .venv/bin/acti
 # What needs no torch is built while pip brings torch, and what does while pip brings the rest.
 TOGETHER := $(MAKE) --no-print-directory -j 2
 core: $(VENV)/cmake.stamp
-	$(CONFIGURE) $(NEW) $(LINES)
+	$(CONFIGURE) $(NEW)
 	$(BUILD) --target onepass_core
 library: core $(VENV)/stamp
 	$(CONFIGURE) -DONEPASS_TORCH=ON

@@ -144,14 +144,12 @@ TEST_F(Core, StridesAndBroadcastingAreRead) {
 
 TEST_F(Core, ALineOutsideTheTableIsCompiled) {
   if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
-  set_include_dir(ONEPASS_INCLUDE_DIR);
   line("mul(3) | relu").forward({.x = matrix(x), .y = matrix(y)});
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(y[i], std::max(3 * x[i], 0.0f));
 }
 
 TEST_F(Core, ALineOutsideTheTableHasAScaleForEachGroupOfColumns) {
   if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
-  set_include_dir(ONEPASS_INCLUDE_DIR);
   constexpr std::int64_t kGroup = 16, kGroups = kColumns / kGroup;
   std::vector<std::int8_t> codes(kRows * kGroups * kGroup);
   numbers scales(kRows * kGroups);

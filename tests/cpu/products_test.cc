@@ -229,7 +229,6 @@ TEST(Products, LinearAndItsGradients) {
 // Numbers of the rows that `linear` gives: log Σ exp z and Σ z, of z = u Wᵀ, u = x / rms(x).
 TEST(Products, EndingsBehindLinear) {
   if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
-  set_include_dir(ONEPASS_INCLUDE_DIR);
   for (const linear_sizes& of : kLinears) {
     for (const dtype type : {dtype::f32, dtype::f64}) {
       const sizes_of of_x{of.rows, of.depth}, of_number{of.rows};

@@ -46,7 +46,9 @@ const std::vector<std::string>& frequent_lines() {
                              "rope",
                              "rms_norm | scale | rope",
                              "log_softmax",
-                             "cross_entropy"})
+                             "cross_entropy",
+                             "logprob",
+                             "logprob | entropy"})
       lines.emplace_back(line);
     return lines;
   }();

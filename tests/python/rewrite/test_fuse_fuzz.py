@@ -21,7 +21,7 @@ from fuzz.run.reproduction import reproduction
 from fuzz.run.trial import trial
 from onepass import _native
 
-PROGRAMS = 160
+PROGRAMS = 100
 SETTINGS = settings(
     max_examples=PROGRAMS,
     phases=[Phase.generate],  # what fails is made small by `minimised`
