@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 from torch._library.utils import get_layout_constraint_tag
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from onepass import _native
 from onepass._arguments.shapes import sizes_of_sum
@@ -107,6 +106,8 @@ def order_of(like: torch.Tensor) -> tuple[int, ...]:
     """The dimensions in the order in which results of attention have them, outermost first: that of their tensor, the
     queries or one that has a gradient; as they are where its rows are not contiguous or it is broadcast. The kernels
     have the same rule (src/torch/attention/order.cc)."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes sympy, which takes a while
+
     order, strides = list(range(like.dim())), like.stride()
     if not guard_or_false(strides[-1] == 1) or any(guard_or_false(stride == 0) for stride in strides):
         return tuple(order)
