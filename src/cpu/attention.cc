@@ -22,6 +22,21 @@ matrix dense_rows(void* data, const score_panels& by, int64 row, int64 count) {
   return {static_cast<char*>(data) + row * by.columns * size_of(by.type), by.type, count, by.columns, by.columns, 1};
 }
 
+// A panel of the scores' size in memory of a thread's own.
+class panel_buffer {
+ public:
+  panel_buffer(const score_panels& by, dtype type, bool is_used = true)
+      : all_{nullptr, type, by.panel, by.columns, apart(type, by.columns), 1},
+        memory_(is_used ? by.panel * all_.row_stride * size_of(type) : 0) {}
+  matrix rows(int64 count, int64 columns) const {
+    return {memory_.data(), all_.type, count, columns, all_.row_stride, 1};
+  }
+
+ private:
+  const matrix all_;
+  aligned_memory memory_;
+};
+
 // A gradient of a batch to which panels add, in float where it is stored in 16 bits and there are several panels.
 class batch_sum {
  public:
@@ -58,14 +73,14 @@ class batch_sum {
 // Backward of batches, one panel after another.
 class backward_of_batches {
  public:
-  explicit backward_of_batches(const scores_backward& of) : of_(of), kernel_(of.behind, of.by.type, 1, true) {
-    if (of.recompute) recompute_.emplace(*of.recompute, of.by.type, 1, false);
+  explicit backward_of_batches(const scores_backward& of) : of_(of), kernel_(of.behind, 1, true) {
+    if (of.recompute) recompute_.emplace(*of.recompute, 1, false);
   }
 
   void run() const {
     const score_panels& by = of_.by;
     in_threads(by.batches, 1, [&](int64 begin, int64 end) {
-      thread at(of_, recompute_ && of_.reads_scores);
+      thread at(of_, recompute_.has_value());
       for (int64 batch = begin; batch < end; ++batch) {
         if (recompute_ || of_.reads_scores) at.transposed_keys.take(transposed(of_.keys.whole(batch)));
         if (of_.values) at.transposed_values.take(transposed(of_.values->whole(batch)));
@@ -79,13 +94,16 @@ class backward_of_batches {
 
  private:
   struct thread {
-    thread(const scores_backward& of, bool separate_probabilities)
-        : scores(of.by.bytes()),
-          probabilities(separate_probabilities ? of.by.bytes() : 0),
-          gradient(of.by.bytes()),
+    thread(const scores_backward& of, bool makes_probabilities)
+        : scores(of.by, of.by.inner_type(), makes_probabilities || of.reads_scores),
+          probabilities(of.by, of.by.type, makes_probabilities && (of.reads_scores || of.by.is_wider_within())),
+          grad_probabilities(of.by, of.by.inner_type(), of.values && is_apart(of)),
+          gradient(of.by, of.by.type),
           dkeys(of.grad_keys, of.by.panels() > 1),
           dvalues(of.grad_values, of.by.panels() > 1) {}
-    aligned_memory scores, probabilities, gradient;
+    // Whether what the kernel reads and what it writes are of two dtypes.
+    static bool is_apart(const scores_backward& of) { return of.by.is_wider_within() && !of.grad_probabilities; }
+    panel_buffer scores, probabilities, grad_probabilities, gradient;
     right_factor transposed_keys, transposed_values, keys;
     batch_sum dkeys, dvalues;
   };
@@ -94,15 +112,12 @@ class backward_of_batches {
     const score_panels& by = of_.by;
     const int64 count = std::min(by.panel, by.rows - first), row = batch * by.rows + first,
                 seen = by.seen(first, count);
-    const auto rows_in = [&](const aligned_memory& m) {
-      return matrix{m.data(), by.type, count, seen, by.row_stride(), 1};
-    };
-    const matrix queries = of_.queries.part(batch, first, count), gradient = rows_in(here.gradient),
-                 scores = rows_in(here.scores);
+    const matrix queries = of_.queries.part(batch, first, count), gradient = here.gradient.rows(count, seen),
+                 scores = here.scores.rows(count, seen);
     if (recompute_ || of_.reads_scores) here.transposed_keys.multiply(scores, queries, false);
     matrix x = of_.reads_scores ? scores : matrix{}, y{};
     if (of_.values) {
-      matrix probabilities = recompute_ && of_.reads_scores ? rows_in(here.probabilities) : scores;
+      matrix probabilities = of_.reads_scores || by.is_wider_within() ? here.probabilities.rows(count, seen) : scores;
       if (recompute_) {
         (*recompute_)(row, row + count, seen, {at(&arguments::x, scores), at(&arguments::y, probabilities)});
       } else {
@@ -110,10 +125,10 @@ class backward_of_batches {
         probabilities.columns = seen;
       }
       if (!of_.reads_scores) x = probabilities;
-      y = gradient;
+      y = thread::is_apart(of_) ? here.grad_probabilities.rows(count, seen) : gradient;
       const matrix grad_output = of_.grad_output->part(batch, first, count);
-      if (of_.grad_probabilities) copy(of_.grad_probabilities->part(batch, first, count), gradient);
-      here.transposed_values.multiply(gradient, grad_output, of_.grad_probabilities.has_value());
+      if (of_.grad_probabilities) copy(of_.grad_probabilities->part(batch, first, count), y);
+      here.transposed_values.multiply(y, grad_output, of_.grad_probabilities.has_value());
       here.dvalues.add(transposed(probabilities), grad_output);
     }
     kernel_(row, row + count, seen, {at(&arguments::x, x), at(&arguments::y, y), at(&arguments::dx, gradient)});
@@ -170,9 +185,9 @@ bool panels_go_back(const spec::contraction& of, const spec::contraction_gradien
 
 void forward_in_panels(const scores_forward& c) {
   const score_panels& by = c.by;
-  const panel_kernel kernel(c.behind, by.type, 1, false);
+  const panel_kernel kernel(c.behind, 1, false);
   in_threads(by.batches * by.panels(), 1, [&](int64 begin, int64 end) {
-    const aligned_memory memory(by.bytes());
+    const panel_buffer scores_of(by, by.inner_type()), made_of(by, by.type, by.is_wider_within() && !c.probabilities);
     right_factor of_scores, of_product;
     int64 taken = -1;  // a batch
     for (int64 task = begin; task < end; ++task) {
@@ -184,8 +199,8 @@ void forward_in_panels(const scores_forward& c) {
         taken = batch;
       }
       const int64 seen = by.seen(first, count);
-      const matrix scores{memory.data(), by.type, count, seen, by.row_stride(), 1};
-      matrix made = scores;
+      const matrix scores = scores_of.rows(count, seen);
+      matrix made = by.is_wider_within() ? made_of.rows(count, seen) : scores;
       if (c.probabilities) {
         made = dense_rows(c.probabilities, by, row, count);
         clear(made, seen);

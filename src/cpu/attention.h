@@ -46,8 +46,9 @@ struct score_panels {
   // Keys that `count` rows from `first` on attend to, rounded up to whole tiles.
   int64 seen(int64 first, int64 count) const;
   int64 panels() const { return (rows + panel - 1) / panel; }  // of a batch
-  int64 row_stride() const { return apart(type, columns); }    // of a panel in a buffer of its own
-  int64 bytes() const { return panel * row_stride() * size_of(type); }
+  // Of scores in a panel, and of gradients of what is made of them: softmax's exponentials would multiply their rounding.
+  dtype inner_type() const { return type == dtype::bf16 ? dtype::f32 : type; }
+  bool is_wider_within() const { return inner_type() != type; }
 };
 // None where there is no GEMM of the dtype, or nothing to compute. period: rows of a matrix of x.
 std::optional<score_panels> cut_scores(const spec::line& behind, dtype, int64 batches, int64 rows, int64 columns,

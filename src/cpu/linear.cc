@@ -86,8 +86,8 @@ class backward_panels {
         parts_((panels_ + in_part_ - 1) / in_part_) {}
 
   void run() {
-    if (of_.before) kernel_.emplace(*of_.before, type_, rows_, true);
-    if (of_.recompute) recompute_.emplace(*of_.recompute, type_, rows_, false);
+    if (of_.before) kernel_.emplace(*of_.before, rows_, true);
+    if (of_.recompute) recompute_.emplace(*of_.recompute, rows_, false);
     const auto slots = static_cast<int64>(of_.column_outputs.size());
     const large_memory partial(slots * panels_ * columns_ * size_of(dtype::f64));
     if (slots) kernel_->column_sums_to(partial.data(), panels_);
@@ -165,8 +165,8 @@ void forward_in_panels(const linear_forward& c) {
   packed_matrix matrix(transposed(c.weight));
   const bool copies = !c.before && is_crowded(c.x), stores = c.product.data != nullptr;
   std::optional<panel_kernel> first, last;
-  if (c.before) first.emplace(*c.before, type, rows, false);
-  if (c.behind) last.emplace(*c.behind, type, rows, false);
+  if (c.before) first.emplace(*c.before, rows, false);
+  if (c.behind) last.emplace(*c.behind, rows, false);
   in_threads((all + rows - 1) / rows, 1, [&](int64 begin, int64 end) {
     const panel_memory input(type, first || copies ? rows : 0, columns), output(type, stores ? 0 : rows, features);
     for (int64 panel = begin; panel < end; ++panel) {

@@ -16,19 +16,20 @@ struct row_call {
   dtype type;  // x's
 };
 
-// A tensor of a call that is elsewhere than its arguments say: rows in one dtype, of which this is the first.
+// A tensor of a call that is elsewhere than its arguments say: rows, of which this is the first.
 struct elsewhere {
   view arguments::*which;
   void* data;
+  dtype type;
   int64 row_stride;
 };
-inline elsewhere at(view arguments::*which, const matrix& m) { return {which, m.data, m.row_stride}; }
+inline elsewhere at(view arguments::*which, const matrix& m) { return {which, m.data, m.type, m.row_stride}; }
 
 // A line's kernel, called for tasks of some of a call's rows.
 class panel_kernel {
  public:
-  panel_kernel(const row_call& of, dtype of_elsewhere, int64 task_rows, bool backward)
-      : kernels_(of.kernels), a_(of.a), type_(of.type), of_elsewhere_(of_elsewhere), backward_(backward) {
+  panel_kernel(const row_call& of, int64 task_rows, bool backward)
+      : kernels_(of.kernels), a_(of.a), type_(of.type), backward_(backward) {
     a_.task_rows = task_rows;
   }
   void column_sums_to(void* partial, int64 parts) { a_.column_partial = partial, a_.parts = parts; }
@@ -39,8 +40,8 @@ class panel_kernel {
     here.columns = here.task_columns = columns;
     for (const elsewhere& e : tensors) {
       if (!e.data) continue;
-      const int64 before = begin * a_.task_rows * e.row_stride * size_of(of_elsewhere_);
-      here.*e.which = {static_cast<char*>(e.data) - before, {}, of_elsewhere_, 1};
+      const int64 before = begin * a_.task_rows * e.row_stride * size_of(e.type);
+      here.*e.which = {static_cast<char*>(e.data) - before, {}, e.type, 1};
       int64 stride = e.row_stride;
       for (int d = kMaxDims - 1; d >= 0; --d) (here.*e.which).stride[d] = stride, stride *= a_.size[d];
     }
@@ -50,7 +51,7 @@ class panel_kernel {
  private:
   const cpu_kernels& kernels_;
   arguments a_;
-  const dtype type_, of_elsewhere_;
+  const dtype type_;
   const bool backward_;
 };
 
