@@ -29,8 +29,9 @@ y = onepass.fused("layer_norm(1e-5) | scale | bias | relu", x, gamma, beta)
 ```
 
 `x` has shape (..., N); its rows are the N numbers of the last dimension. The result has x's shape and dtype (behind
-`linear` rows have another length, and an ending gives one number of each) and is contiguous; behind [`values`](#values) it
-lies in memory as x does. `onepass.fused` remembers what it parsed; `onepass.Line` is the same line as an object.
+`linear` rows have another length, and an ending gives one number of each) and is contiguous; behind
+[`values`](#values) it lies in memory as x does. `onepass.fused` remembers what it parsed; `onepass.Line` is the same
+line as an object.
 
 ## Grammar
 
@@ -255,10 +256,10 @@ Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat
 `values` ends a line that begins with `scores` with the product of each row, by now weights, and its batch's values:
 (..., L, S) with values (..., S, N') gives (..., L, N'). Attention is
 `scores | mul(0.125) | mask | softmax | dropout(0.1) | values`; `keep` right before `values` returns the weights, too.
-Unless they are kept the weights are not saved for backward, but made again from x and the keys. The result lies in memory as
-PyTorch's attention gives it, in x's order of dimensions, and a gradient in that of its tensor: heads that were turned,
-`(B, L, H, D)` seen as `(B, H, L, D)`, are turned back without a copy. Where x's rows are not contiguous, or x is broadcast, it
-is contiguous.
+Unless they are kept the weights are not saved for backward, but made again from x and the keys. The result lies in
+memory as PyTorch's attention gives it, in x's order of dimensions, and a gradient in that of its tensor: heads that
+were turned, `(B, L, H, D)` seen as `(B, H, L, D)`, are turned back without a copy. Where x's rows are not contiguous,
+or x is broadcast, it is contiguous.
 
 | strategy | does | where |
 |---|---|---|

@@ -46,7 +46,7 @@ struct score_panels {
   // Keys that `count` rows from `first` on attend to, rounded up to whole tiles.
   int64 seen(int64 first, int64 count) const;
   int64 panels() const { return (rows + panel - 1) / panel; }  // of a batch
-  // Of scores in a panel, and of gradients of what is made of them: softmax's exponentials would multiply their rounding.
+  // Of scores in a panel, and of gradients of what is made of them: softmax would multiply their rounding.
   dtype inner_type() const { return type == dtype::bf16 ? dtype::f32 : type; }
   bool is_wider_within() const { return inner_type() != type; }
 };

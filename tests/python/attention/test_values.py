@@ -244,7 +244,8 @@ def test_scores_stay_in_float32(device):
     inputs[:2] = [8**0.5 * tensor for tensor in inputs[:2]]
     if line.plan(inputs[0].shape, torch.bfloat16, 256, device=device).strategy == "unfused":
         pytest.skip("the library's products are rounded")
-    ours, exact = ([tensor.to(dtype).requires_grad_() for tensor in inputs] for dtype in (torch.bfloat16, torch.float64))
+    dtypes = torch.bfloat16, torch.float64
+    ours, exact = ([tensor.to(dtype).requires_grad_() for tensor in inputs] for dtype in dtypes)
     result, expected = line(*ours), line.reference(*exact)
     (grad,) = upstream((result,))
     found, wanted = torch.autograd.grad(result, ours, grad), torch.autograd.grad(expected, exact, grad.double())
