@@ -70,13 +70,14 @@ bool launch_forward_sm90(const spec::contraction& of, choice::implementation by,
 }
 
 bool launch_forward_sm80(const prepared_contraction& c, const cuda::request& behind, const arguments& a_behind,
-                         const Tensor& queries, const Tensor& given_keys, const values_and_output& to) {
+                         const Tensor& given_queries, const Tensor& given_keys, const values_and_output& to) {
   const device on = device_of(given_keys);
   const int own = own_batch_sizes(given_keys), dim = static_cast<int>(given_keys.dim());
-  const auto with_strides = [&](const Tensor& t) { return own > 2 ? torch::stable::contiguous(t) : t; };
+  const auto with_rows = [&](const Tensor& t) { return t.stride(dim - 1) == 1 ? t : torch::stable::contiguous(t); };
+  const auto with_strides = [&](const Tensor& t) { return own > 2 ? torch::stable::contiguous(t) : with_rows(t); };
   const auto outer_stride = [&](const Tensor& t) { return own > 1 ? t.stride(own - 2) : 0; };
   const auto inner_stride = [&](const Tensor& t) { return own > 0 ? t.stride(own - 1) : 0; };
-  const Tensor keys = with_strides(given_keys);
+  const Tensor queries = with_rows(given_queries), keys = with_strides(given_keys);
   const batches of(queries, keys);
   const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
   frame before(c.before, queries, "x");
@@ -94,7 +95,7 @@ bool launch_forward_sm80(const prepared_contraction& c, const cuda::request& beh
                                            inner,
                                            outer_stride(keys),
                                            inner_stride(keys)};
-  if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return false;
+  if (!cuda::fits(with)) return false;
   if (to.values == nullptr) {
     cuda::launch_probabilities_sm80(with, on.index, current_stream(on.index));
     return true;
@@ -108,7 +109,7 @@ bool launch_forward_sm80(const prepared_contraction& c, const cuda::request& beh
                                       values.size(dim - 1),
                                       kernel_tensors(keys).written(to.y),
                                       spec::is_causal(c.parts.behind)};
-  if (values.stride(dim - 1) != 1 || !cuda::fits(all)) return false;
+  if (!cuda::fits(all)) return false;
   cuda::launch_attention_sm80(all, on.index, current_stream(on.index));
   return true;
 }
