@@ -9,7 +9,7 @@ from rich.console import Console
 
 from onepass import bench
 from onepass.bench import whole, whole_shapes
-from onepass.bench.whole import LOSS_TOLERANCE, PROVIDERS, RATIO, WITH_GRAPHS, Run, distance, exact_outcome, outcome
+from onepass.bench.whole import PROVIDERS, WITH_GRAPHS, Run, expected_of, outcome
 from onepass.bench.whole_models import (
     CAUSAL,
     CLASSES,
@@ -79,10 +79,7 @@ def norms(monkeypatch):
 def test_losses_and_gradients(model):
     """As near to the step in float32 as eager's are; each trained parameter has a gradient."""
     network, inputs = model.build(CPU)
-    step = model.step(network)
-    expected = exact_outcome(model, network, inputs)
-    eager = outcome(model, network, step, inputs)
-    allowed = [max(RATIO * distance(eager[0], expected[0]), LOSS_TOLERANCE), RATIO * distance(eager[1], expected[1])]
+    expected, allowed = expected_of(model, network, inputs)
     one = Run(model, network, inputs, {"provider": "onepass"})
     one.compare(expected, allowed)
     assert one.report.graphs and 0 < one.row["gradient_difference"] < 0.1
