@@ -9,7 +9,9 @@ export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean help
 export NO_MKDOCS_2_WARNING := 1
-# Of 19,000 files most are never imported: Python compiles those that are.
+# Of 19,000 files most are never imported: Python compiles those that are, once. Where it may not write what it has
+# compiled, as in many containers, each process compiles torch again, 4 s of it.
+unexport PYTHONDONTWRITEBYTECODE
 PIP = $(BIN)/python -m pip install --quiet --no-compile
 
 # ninja shares out its own work: of make's, which `-j` hands on, it would say that it cannot.
