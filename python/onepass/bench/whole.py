@@ -400,14 +400,10 @@ def expected_of(whole: Whole, model: nn.Module, inputs: dict[str, Any]) -> tuple
     eager = outcome(whole, model, whole.step(model), inputs)
     allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
     if whole.head:
-        allowed[0] = max(allowed[0], LOSS_TOLERANCE, 2 * _unit_of(eager[0][0]))
+        (loss,) = eager[0]
+        unit = distance([loss.nextafter(torch.full_like(loss, math.inf))], [loss])
+        allowed[0] = max(allowed[0], LOSS_TOLERANCE, 2 * unit)
     return expected, allowed
-
-
-def _unit_of(loss: Tensor) -> float:
-    """In the last place of its dtype, beside it."""
-    _, exponent = torch.frexp(loss.float())
-    return torch.finfo(loss.dtype).eps * 2.0 ** (exponent.item() - 1) / loss.float().abs().item()
 
 
 def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:

@@ -8,19 +8,11 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import onepass
+from attended import agree, expanded, heads, joined
 from captures import captured
 from onepass.graph.operations import leave_apart, operation
 from onepass.rewrite import fuse as fusing
-from onepass.rewrite.attention import drop_empty_joins, drop_second_copies, fold_scales, take_before_copies
-
-
-def heads(x, count):
-    return x.view(*x.shape[:2], count, -1).transpose(1, 2)
-
-
-def expanded(x, times, apart=lambda x: x[:, :, None, :, :]):
-    batch, count, *row = x.shape
-    return apart(x).expand(batch, count, times, *row).reshape(batch, count * times, *row)
+from onepass.rewrite.attention import drop_second_copies, fold_scales, take_before_copies
 
 
 def attend(q, k, v, **options):
@@ -65,22 +57,6 @@ def calls(function, *inputs):
     found = [node for node in graph.nodes if (op := operation(node)) is not None and op.name == "attention"]
     names = [getattr(node.target, "__name__", node.target) for node in graph.nodes if node.op.startswith("call")]
     return names, [operation(node).arguments for node in found]
-
-
-def agree(function, tensors):
-    torch._dynamo.reset()
-    outcomes = []
-    for way in (function, onepass.fuse(function)):
-        leaves = [t.detach().clone().requires_grad_() for t in tensors]
-        results = way(*leaves)
-        results = results if isinstance(results, tuple) else (results,)
-        sum((t * torch.linspace(-1, 2, t.numel()).view_as(t)).sum() for t in results if t.requires_grad).backward()
-        outcomes.append([(t, t.stride()) for t in (*results, *(leaf.grad for leaf in leaves))])
-    for (theirs, its_strides), (ours, our_strides) in zip(*outcomes, strict=True):
-        # Of float64 both are up to 1e-5 of the largest number off: a small one is the difference of such.
-        largest = theirs.detach().abs().max().item()
-        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=max(2e-5, 1e-5 * largest))
-        assert our_strides == its_strides
 
 
 @pytest.mark.parametrize("function", [grouped, unsqueezed, of_one])
@@ -574,92 +550,3 @@ def test_a_block_takes_what_is_named_as_a_method():
         return checkpoint(block, heads[1], use_reentrant=False) + v.mean()
 
     agree(function, given())
-
-
-def turned(x, cos, sin):
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-
-def joined(k):
-    """With an empty tensor, as a cache's first update is written."""
-    return torch.cat([torch.tensor([], dtype=k.dtype), k], dim=-2)
-
-
-def with_rope(x, weights, tables, repeats=False, join=joined):
-    """As models of transformers write their first step with a cache."""
-    q, k, v = (heads(F.linear(x, w), n) for w, n in zip(weights, (4, 2, 2), strict=True))
-    k = join(turned(k, *tables))
-    if repeats:
-        k, v = (expanded(t, 2) for t in (k, v))
-    return F.scaled_dot_product_attention(turned(q, *tables), k, v, enable_gqa=not repeats).transpose(1, 2).flatten(2)
-
-
-ANGLES = torch.linspace(-2, 2, 24).view(6, 4).repeat(1, 2)
-TABLES = ANGLES.cos(), ANGLES.sin()
-
-
-def rope_inputs():
-    torch.manual_seed(0)
-    weights = [torch.randn(n, 32).requires_grad_() for n in (32, 16, 16)]
-    return torch.randn(2, 6, 32).requires_grad_(), weights
-
-
-@pytest.mark.parametrize("repeats", [False, True])
-def test_keys_behind_an_empty_cache_under_autocast(repeats, every_line):
-    """The rotation and autocast's cast are one line, as those of queries are."""
-    x, weights = rope_inputs()
-
-    def function(x, *weights):
-        tables = [table.to(x.dtype) for table in TABLES]
-        return with_rope(x, weights, tables, repeats)
-
-    fused = onepass.fuse(function)
-    leaves = [t.detach().double().requires_grad_() for t in (x, *weights)]
-    outcomes = []
-    for way, inputs, is_cast in (
-        (fused, (x, *weights), True),
-        (function, (x, *weights), True),
-        (function, leaves, False),
-    ):
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
-            result = way(*inputs)
-        upstream = torch.cos(torch.arange(result.numel())).view_as(result).to(result)
-        outcomes.append((result, *torch.autograd.grad(result, inputs, upstream)))
-    assert [found.line for found in onepass.report(fused).lines].count("rope") == 2
-    for ours, theirs, exact in zip(*outcomes, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert (ours - exact).norm() <= 1.2 * (theirs - exact).norm()
-
-
-def joined_and_given(x, *weights):
-    keys = []
-
-    def join(k):
-        keys.append(joined(k))
-        return keys[-1]
-
-    return with_rope(x, weights, TABLES, join=join), *keys
-
-
-def joined_and_written(x, *weights):
-    return with_rope(x, weights, TABLES, join=lambda k: joined(k).mul_(2.0))
-
-
-def read_twice(x, *weights):
-    def join(k):
-        keys = joined(k)
-        return keys + keys.mean()
-
-    return with_rope(x, weights, TABLES, join=join)
-
-
-@pytest.mark.parametrize("function", [joined_and_given, joined_and_written, read_twice])
-def test_joined_keys_that_others_see(function):
-    x, weights = rope_inputs()
-    graph = captured(function, x, *weights)
-    leave_apart(graph)
-    drop_empty_joins(graph)
-    graph.lint()
-    assert [node.args[0][0].target for node in graph.nodes if node.target is torch.cat].count(torch.tensor) == 1
-    agree(function, (x, *weights))
